@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
 import random
 import re
 import signal
+import socket
+import stat
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from skillyard.stores.seal.secrets import SealedSecrets
 from tests.crash.leftovers import Footprint, gone, idle, until
 from tests.crash.server import SMALL, Server
 from tests.crash.store import contradictions
 
 RUNS = 20
+_PIDFD_GETFD = 438
 STEPS = """
 import os, random, sys, time
 from runtime import blobs
@@ -169,6 +175,58 @@ def test_runs_of_a_keeper_that_was_killed_are_lost(tmp_path: Path) -> None:
     gone(footprint)
 
 
+def _break_connections(server: Server) -> int:
+    """Breaks the server's connections to its keeper, as if their socket failed; returns their number."""
+    broken, pidfd = 0, os.pidfd_open(server.pid)
+    for name in os.listdir(f"/proc/{server.pid}/fd"):
+        number = ctypes.CDLL(None).syscall(_PIDFD_GETFD, pidfd, int(name), 0)
+        if number < 0:
+            continue
+        if not stat.S_ISSOCK(os.fstat(number).st_mode):
+            os.close(number)
+            continue
+        with socket.socket(fileno=number) as sock, suppress(OSError):
+            if sock.family == socket.AF_UNIX and str(sock.getpeername()).endswith("keeper.sock"):
+                sock.shutdown(socket.SHUT_RDWR)
+                broken += 1
+    os.close(pidfd)
+    return broken
+
+
+def test_runs_go_on_when_the_connection_to_their_keeper_breaks(tmp_path: Path) -> None:
+    data_dir, wanted = tmp_path / "data", [{**_args(number), "pause": 0.2} for number in range(4)]
+    with Server(data_dir) as server:
+        runs = [_start(server, args) for args in wanted]
+        marks = [_begun(server, run_id) for run_id in runs]
+        footprint = Footprint(data_dir)
+        footprint.look()
+        keepers = footprint.keepers()
+        assert _break_connections(server) == 1
+        for run_id, mark, args in zip(runs, marks, wanted, strict=True):
+            _check(server, run_id, mark, args)
+            with server.client() as client:
+                events = client.call("runs.events", {"run_id": run_id})["events"]
+            assert "resumed" in [event["kind"] for event in events]
+        assert footprint.keepers() == keepers
+        idle(footprint)
+    gone(footprint)
+
+
+def test_runs_of_a_keeper_that_is_killed_beside_its_server_are_lost(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    with Server(data_dir) as server:
+        runs = [_start(server, {**_args(number), "pause": 1}) for number in range(2)]
+        for run_id in runs:
+            _begun(server, run_id)
+        footprint = Footprint(data_dir)
+        footprint.look()
+        footprint.kill_keeper()
+        for run_id in runs:
+            assert _ended(server, run_id)["outcome"] == "lost"
+        idle(footprint)
+    gone(footprint)
+
+
 def test_a_server_that_stops_leaves_them_at_work(tmp_path: Path) -> None:
     data_dir, args = tmp_path / "data", {**_args(0), "pause": 0.2}
     with Server(data_dir) as first:
@@ -274,3 +332,59 @@ def test_network_goes_on(tmp_path: Path, victims: str) -> None:
         if victims == "server":
             assert set(origin.asked) == {f"/{n}/{step}" for n in range(count) for step in range(steps)}
     gone(footprint)
+
+
+MANIFEST = """
+name = "tests.tells"
+version = "1.0.0"
+description = "Tells its secrets"
+kind = "action"
+
+[runtime]
+language = "python"
+entrypoint = "code/main.py"
+export = "main"
+
+[permissions]
+secrets = ["ROTATED", "DELETED"]
+"""
+TELLS = """
+import os, time
+
+def main(args):
+    told = [os.environ["ROTATED"], os.environ["DELETED"], args["later"]]
+    print("begun", os.urandom(16).hex(), flush=True)
+    print(*told, flush=True)
+    time.sleep(3)
+    print(*told, flush=True)
+    return {"told": told}
+"""
+
+
+@pytest.mark.anyio
+async def test_secrets_that_are_rotated_and_deleted_meanwhile_stay_out_of_the_output(tmp_path: Path) -> None:
+    data_dir, skill = tmp_path / "data", tmp_path / "skills" / "tests.tells"
+    (skill / "code").mkdir(parents=True)
+    (skill / "skill.toml").write_text(MANIFEST)
+    (skill / "SKILL.md").write_text("---\nname: tells\ndescription: Tells its secrets\n---\nIt tells.\n")
+    (skill / "code" / "main.py").write_text(TELLS)
+    data_dir.mkdir(mode=0o700)
+    secrets = SealedSecrets(data_dir)
+    await secrets.set("ROTATED", "rotated-old-value")
+    await secrets.set("DELETED", "deleted-old-value")
+    env = {"SKILLYARD_SKILLS_DIRS": str(tmp_path / "skills"), "SKILLYARD_SECRETS__VERSIONS": "1"}
+    with Server(data_dir, ready=0, **env) as first:
+        with first.client() as client:
+            args = {"later": "rotated-new-value"}
+            run_id = client.execute_skill("tests.tells", args, detach=True).run_id
+        _begun(first, run_id)
+        await secrets.set("ROTATED", "rotated-new-value")
+        await secrets.set("ROTATED", "rotated-new-value")
+        await secrets.delete("DELETED")
+        await secrets.rotate()
+        first.kill()
+    with Server(data_dir, ready=0, **env) as second:
+        run, log = _ended(second, run_id), _whole_log(second, run_id)
+        assert (run["status"], run["output"]) == ("completed", {"told": ["[redacted]"] * 3}), run["error"]
+        assert log.splitlines()[1:] == ["[redacted] [redacted] [redacted]"] * 2
+        until(lambda: not list((data_dir / "run" / "secrets").glob("*.sealed")), 10, "the values are erased")

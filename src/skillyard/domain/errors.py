@@ -245,6 +245,10 @@ class SandboxGone(SandboxFault):
     """The sandbox or the process does not exist any more."""
 
 
+class SandboxCutOff(SandboxGone):
+    """The connection to the sandbox broke, and nothing more can be told over it. The sandbox may live on."""
+
+
 class GateFault(SandboxFault):
     """The gate, which is a sandbox's only way out, failed or knows no such session."""
 

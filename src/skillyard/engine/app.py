@@ -288,6 +288,7 @@ class App:
             self.backends,
             ports.records,
             ports.blobs,
+            ports.secrets,
             ports.secret_audit,
             environments,
             at_work,

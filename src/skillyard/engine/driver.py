@@ -10,15 +10,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from skillyard.config.network import NetworkSettings
 from skillyard.config.packages import EnvironmentSettings, PackagesSettings
 from skillyard.domain.errors import Busy, IdempotencyConflict, ProtectionMissing, SandboxGone, SkillyardError
-from skillyard.domain.sandbox.frames import FrameLimits, Result
+from skillyard.domain.sandbox.frames import Result
 from skillyard.domain.sandbox.spec import Guest, Stream, StreamLimits
-from skillyard.domain.work.command import Command
-from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Ending, Outcome, RunRecord, RunStatus
 from skillyard.engine.commands.ending import concluded, cut_short, judged
 from skillyard.engine.commands.output import Marked
@@ -26,12 +24,14 @@ from skillyard.engine.lending import Loan
 from skillyard.engine.network.refusals import used, with_network, without_network
 from skillyard.engine.network.run_network import RunNetwork
 from skillyard.engine.observer import Fault, Observer, RunEnded, RunStarted
-from skillyard.engine.packages.ahead import Ahead, Wish
+from skillyard.engine.packages.ahead import Ahead
 from skillyard.engine.runs.collect import BlobSink, BlobTarget, Broken, Channel, Left
 from skillyard.engine.runs.failure import Failure, cancelled, ended_by, lacking, of_guest, raised, with_stack
-from skillyard.engine.runs.log import NO_LOG, Log, keep_log
-from skillyard.engine.runs.record import FinalRecord, Findings, Ledger, LeftBehind, NeverStarted, OutputSchema
-from skillyard.engine.secrets.redact import NOTHING, Redaction, Redactor
+from skillyard.engine.runs.grant import Job
+from skillyard.engine.runs.log import NO_LOG, Log, LogInParts, keep_log
+from skillyard.engine.runs.record import FinalRecord, Findings, Ledger, LeftBehind, NeverStarted
+from skillyard.engine.runs.task_record import KeptSandbox
+from skillyard.engine.secrets.redact import NOTHING, Redactor
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.clock import Clock, Ids
@@ -111,7 +111,6 @@ class ActiveRuns(dict[str, ActiveRun]):
         active.wake()
 
 
-T = TypeVar("T")
 CALLER_GONE = "its caller went away"
 PATIENCE_S = 60.0
 """How long a backend may take beyond the run's own timeout, and to end a sandbox. The deadline itself is the
@@ -148,29 +147,6 @@ class Tools:
     packages: PackagesSettings
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One program to drive.
-
-    ``record`` is its first record, or that of an earlier server whose program is attached; ``guest`` the request to it.
-    ``taken_at`` is on the monotonic clock. ``outputs`` is the schema that its result is held to. ``why_offline`` tells
-    why it has no network. ``withheld`` tells why nothing of its output may be shown; empty where it may.
-    """
-
-    record: RunRecord
-    guest: Mapping[str, Any]
-    limits: Limits
-    redaction: Redaction
-    blob_prefix: str
-    frames: FrameLimits
-    taken_at: float
-    outputs: OutputSchema | None
-    why_offline: Callable[[], str]
-    wish: Wish | None = None
-    withheld: str = ""
-    command: Command | None = None
-
-
 class Driver:
     """Drives one run in the sandbox that it was lent. Either :meth:`run` or :meth:`resume` is awaited, once."""
 
@@ -187,6 +163,7 @@ class Driver:
         active.redactor, active.network = self._logs.stream, loan.network
         self._target = _target(tools, job, stable=active.ledger is not None)
         self._channel = Channel(BlobSink(self._target), job.frames)
+        self._parts = self._in_parts()
         self._left: Left | None = None
         self._found = Findings(queued_ms=self._elapsed_ms())
 
@@ -204,9 +181,12 @@ class Driver:
 
     async def resume(self) -> RunRecord:
         """Returns the finished record of a run that an earlier server started. Raises NeverStarted, LeftBehind."""
-        self._target = replace(self._target, again=True)
-        self._channel = Channel(BlobSink(self._target), self._job.frames)
+        assert self._ledger is not None, "it outlives its server"
         found, record = self._found, self._record
+        self._target = replace(self._target, again=True)
+        sink = BlobSink(self._target, record.output_blobs)
+        self._channel = Channel(sink, self._job.frames, record.offsets.channel)
+        self._parts = self._in_parts()
         found.started_at, found.queued_ms = record.started_at, record.usage.get("queued_ms", 0.0)
         found.created_ms = ((record.started_at or record.created_at) - record.created_at) * 1000
         return await self._to_its_end(self._rejoin)
@@ -270,6 +250,8 @@ class Driver:
             self._tools.emit(Fault("sandbox", error, self._run_id))
             return Failure("SandboxLost", "the sandbox no longer answers", Outcome.LOST)
         except SandboxGone as error:
+            if self._ledger is not None:
+                await self._kept.check_gone(error)
             return Failure("SandboxLost", error.message, Outcome.LOST)
         except SkillyardError as error:
             self._tools.emit(Fault("sandbox", error, self._run_id))
@@ -282,44 +264,27 @@ class Driver:
         return await self._follow(sandbox, await self._start(sandbox, guest))
 
     async def _work_on(self) -> Failure | None:
-        """Goes on with the program of an earlier server. Its output is read from the start."""
+        """Goes on with an earlier server's program, and with its output where that one noted."""
         sandbox = await self._attached()
-        process = await self._process(sandbox)
+        process = await self._kept.process(sandbox)
         self._active.begin(process)
         if self._active.cancel_reason is not None:
             await process.kill(self._active.cancel_reason)
         return await self._follow(sandbox, process)
 
+    @property
+    def _kept(self) -> KeptSandbox:
+        return KeptSandbox(self._loan, self._run_id)
+
     async def _attached(self) -> Sandbox:
         self._active.network = None  # nobody may ask it before it is resumed
-        try:
-            sandbox = await self._known(self._loan.attach())
-            if self._loan.network is not None and self._loan.network.resumed:
-                self._active.network = self._loan.network
-            return sandbox
-        except SandboxGone:
-            raise SandboxGone("the sandbox ended while no server was there; run it again") from None
-
-    async def _known(self, work: Awaitable[T]) -> T:
-        """Returns the result of ``work``. The run is left where nobody can tell now whether its sandbox is there."""
-        try:
-            return await work
-        except SandboxGone:
-            raise
-        except SkillyardError as error:
-            raise LeftBehind(error.message) from error
-
-    async def _process(self, sandbox: Sandbox) -> Process:
-        try:
-            return await sandbox.process(self._run_id)
-        except SandboxGone:
-            if await self._known(self._loan.is_gone()):
-                raise
-            raise NeverStarted from None
+        sandbox = await self._kept.attach()
+        if self._loan.network is not None and self._loan.network.resumed:
+            self._active.network = self._loan.network
+        return sandbox
 
     async def _follow(self, sandbox: Sandbox, process: Process) -> Failure | None:
-        broken = await self._listen(process)
-        ending = await process.wait()
+        broken, ending = await self._to_its_ending(process)
         self._found.usage = ending.usage
         self._found.log = await self._log(process)
         if broken is None and self._channel.final is None and ending.outcome in _LEAVES:
@@ -327,6 +292,24 @@ class Driver:
             self._left = Left(self._job.frames, self._target, prefix, self._job.command)
             await self._left.collect(sandbox, process.id)
         return broken or self._judge(ending)
+
+    async def _to_its_ending(self, process: Process) -> tuple[Failure | None, Ending]:
+        """Takes the output of a process until it has ended; the log only of a detached run."""
+        taking = None
+        if self._parts is not None and not self._job.withheld:
+            taking = self._tools.tasks.spawn(self._parts.take(process), f"log of {self._run_id}")
+        try:
+            broken = await self._listen(process)
+            ending = await process.wait()
+            if ending.cut_off and self._ledger is not None:
+                await self._kept.check_gone()
+            if taking is not None:
+                await taking
+            return broken, ending
+        finally:
+            if taking is not None:
+                taking.cancel()
+                await asyncio.gather(taking, return_exceptions=True)
 
     async def _start(self, sandbox: Sandbox, guest: Mapping[str, Any]) -> Process:
         tools, job, found = self._tools, self._job, self._found
@@ -372,8 +355,10 @@ class Driver:
     async def _listen(self, process: Process) -> Failure | None:
         """Take what comes on the channel until its end; a run that breaks its rules is ended."""
         try:
-            async for data in process.output(Stream.CHANNEL):
+            async for data in process.output(Stream.CHANNEL, self._channel.offset):
                 await self._channel.feed(data)
+                if self._ledger is not None:
+                    await self._channel.note(self._ledger.took)
         except Broken as broken:
             await process.kill(broken.failure.message)
             return broken.failure
@@ -393,15 +378,20 @@ class Driver:
         stack = self._job.redaction.text(self._left.notes.stack) if self._left else ""
         return with_stack(ended_by(ending, self._job.limits), stack)
 
-    async def _log(self, process: Process) -> Log:
+    async def _log(self, process: Process | None) -> Log:
         if self._job.withheld:
             return Log(problem=self._job.withheld)
+        if self._parts is not None:
+            return await self._parts.keep(process)
+        assert process is not None, "it was started"
         return await keep_log(process.output(Stream.STDOUT), self._logs, self._target)
 
     async def _conclude(self, failure: Failure | None) -> RunRecord:
         sink, found = self._channel.sink, self._found
         if sink.unfinished:
             await sink.abort()
+        if found.log is NO_LOG and self._parts is not None and self._parts.begun:
+            found.log = await self._log(None)
         found.ended_ms = self._elapsed_ms()
         found.ended_at = self._tools.clock.now()
         found.enforced = self._loan.enforced or self._record.enforced
@@ -433,6 +423,8 @@ class Driver:
         elif final.status is RunStatus.FAILED and final.network is None:
             final = without_network(final, self._job.why_offline())
         try:
+            if self._parts is not None:
+                await self._parts.discard()
             moved = await (tools.records if self._ledger is None else self._ledger).finish(final)
         finally:  # a record that could not be written is settled by a sweep; nobody waits for it until then
             tools.active.forget(self._active)
@@ -478,6 +470,13 @@ class Driver:
         await self._listen(process)
         if self._found.log is NO_LOG:
             self._found.log = await self._log(process)
+
+    def _in_parts(self) -> LogInParts | None:
+        """Returns None for a run that dies with its server, and for a command: its log is read last."""
+        if self._ledger is None or self._job.command is not None:
+            return None
+        longer_s = self._job.limits.timeout_ms / 1000
+        return LogInParts(self._job.redaction, self._target, self._record.offsets.log, self._ledger.took, longer_s)
 
     def _remaining_s(self) -> float:
         if self._record.deadline is None:

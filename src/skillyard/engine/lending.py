@@ -142,8 +142,7 @@ class Loan:
 
     async def is_gone(self) -> bool:
         """Returns whether the backend holds the sandbox no more. Raises SandboxFault."""
-        assert self.sandbox is not None, "it was lent"
-        handle = self.sandbox.handle
+        handle = self._order.handle if self.sandbox is None else self.sandbox.handle
         return all(held.handle != handle for held in await self._order.offer.backend.survey())
 
     def let_go(self) -> None:

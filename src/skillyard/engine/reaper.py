@@ -21,7 +21,7 @@ from skillyard.ports.clock import Clock
 from skillyard.ports.gate import Gate
 from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Backend
-from skillyard.ports.secrets import SecretAudit
+from skillyard.ports.secrets import SecretAudit, SecretStore
 
 STRAY_AFTER_S = 60.0
 JUMP_S = 3600.0
@@ -68,6 +68,7 @@ class Reaper:
         backends: Iterable[Backend],
         records: RecordStore,
         blobs: BlobStore,
+        secrets: SecretStore,
         audit: SecretAudit,
         environments: Environments,
         at_work: Callable[[], Collection[str]],
@@ -80,6 +81,7 @@ class Reaper:
         self._backends = backends
         self._records = records
         self._blobs = blobs
+        self._secrets = secrets
         self._audit = audit
         self._environments = environments
         self._at_work = at_work
@@ -99,6 +101,7 @@ class Reaper:
         kept = _kept(unfinished)
         destroyed = await _destroy(await self._survey(), kept)
         await self._discard_sessions(kept)
+        await self._forget_secrets()
         lost = await self._finish((record for record in unfinished if record.owner is Owner.RUN), LOST)
         resumed = await self._resume(unfinished, alone=True)
         if lost or destroyed or resumed:
@@ -130,10 +133,22 @@ class Reaper:
         except SkillyardError as error:  # the next start tries again
             self._emit(Fault("gate", error))
 
+    async def _forget_secrets(self) -> None:
+        """Erases the secret values that were kept for runs that have ended."""
+        try:
+            if keeping := await self._secrets.keeping():
+                live = _kept(await self._records.unfinished())  # read later: a run that keeps values is live before
+                for run_id in keeping:
+                    if run_id not in live:
+                        await self._secrets.forget(run_id)
+        except SkillyardError as error:  # the next sweep tries again
+            self._emit(Fault("secrets", error))
+
     async def sweep(self, *, expire: bool = True) -> Swept:
         """Removes sandboxes that nobody uses; with ``expire``, expired blobs and old records too."""
         now, ages = self._clock.now(), self._ages
         strays = await self._destroy_strays()
+        await self._forget_secrets()
         records = 0 if ages.owner_records is None else await self._records.trim(ages.owner_records)
         if not expire:
             return Swept(0, records, strays)

@@ -51,7 +51,8 @@ class Process(Protocol):
     async def wait(self) -> Ending:
         """Returns how the process ended, when it has.
 
-        In a sandbox for one program, every process that it left behind is gone too. Many may wait, and again.
+        In a sandbox for one program, every process that it left behind is gone too. Many may wait, and again. Where
+        only the connection to the sandbox broke, LOST says so (``Ending.cut_off``).
         """
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from skillyard.domain.secret import EVERYBODY, Delivery, Secret, SecretEntry, SecretEvent, SecretScope
@@ -73,6 +73,25 @@ class SecretStore(SecretReader, Protocol):
 
         The key is the first of those that the operator gives, where there are any.
         """
+        ...
+
+    async def keep(self, run_id: str, values: Sequence[str]) -> None:
+        """Keeps the values that a run was given, sealed, whatever becomes of the secrets.
+
+        They take the place of those that were kept for it before. Raises StoreFault.
+        """
+        ...
+
+    async def kept(self, run_id: str) -> Sequence[str] | None:
+        """Returns the values that are kept for a run. Raises StoreFault when they cannot be read."""
+        ...
+
+    async def forget(self, run_id: str) -> None:
+        """Erases the values that are kept for a run. Idempotent. Raises StoreFault."""
+        ...
+
+    async def keeping(self) -> Collection[str]:
+        """Returns the ids of the runs for which values are kept. Raises StoreFault."""
         ...
 
 

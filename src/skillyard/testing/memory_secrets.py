@@ -36,6 +36,7 @@ class MemorySecrets:
         self._entries: dict[tuple[str, str, str], SecretEntry] = {}
         self._values: dict[str, str] = {}
         self._ids = itertools.count()
+        self._given: dict[str, Sequence[str]] = {}
 
     async def find(self, name: str, project: str, skill: str) -> Secret | None:
         entry = choose([entry for entry in self._entries.values() if entry.name == name], project, skill)
@@ -89,6 +90,18 @@ class MemorySecrets:
 
     async def rotate(self) -> int:
         return sum(len(entry.versions) for entry in self._entries.values())
+
+    async def keep(self, run_id: str, values: Sequence[str]) -> None:
+        self._given[run_id] = tuple(values)
+
+    async def kept(self, run_id: str) -> Sequence[str] | None:
+        return self._given.get(run_id)
+
+    async def forget(self, run_id: str) -> None:
+        self._given.pop(run_id, None)
+
+    async def keeping(self) -> Collection[str]:
+        return set(self._given)
 
     async def close(self) -> None:
         return None

@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput
+from skillyard.domain.sandbox.frames import FramePlace
 from skillyard.domain.sandbox.spec import Owner
 from skillyard.domain.work.event import MOST_EVENTS, Event
 from skillyard.domain.work.lease import Lease
-from skillyard.domain.work.record import Offsets, Outcome, RunKind, RunRecord, RunStatus, SecretRef
+from skillyard.domain.work.record import LogPlace, Offsets, Outcome, RunKind, RunRecord, RunStatus, SecretRef
 from skillyard.ports.records import RecordStore
 from skillyard.testing.store_check import Checks, expect, refused
 
@@ -75,7 +76,7 @@ FULL = RunRecord(
     deadline=99.5,
     cancel_requested="half a surrogate \ud800",
     program="program",
-    offsets=Offsets(2**40, 3),
+    offsets=Offsets(FramePlace(2**40, 7, 6, 5, 4, 3), LogPlace(3, 2, 1, 9)),
     blob_prefix="blob:p-",
     secrets=(SecretRef("NAME", "project", "a.b", "store:1"),),
     network_session="session",

@@ -201,3 +201,24 @@ async def a_rotation_changes_nothing_that_is_seen(make: Maker) -> None:
         expect([await value(store, name, "crm") for name in "AB"] == ["2", "3"], "values too")
         await store.rollback("A", 1, SecretScope("crm"))
         expect(await value(store, "A", "crm") == "1", "old ones too")
+
+
+@check
+async def values_of_a_run_are_kept_until_they_are_forgotten(make: Maker) -> None:
+    async with make(ManualClock(), 1) as store:
+        expect(await store.kept("run_1") is None, "none are kept at first")
+        await store.forget("run_1")
+        await store.set("A", "old")
+        values = ("old", "line\nline ü \U0001f511", "x" * 65_536)
+        await store.keep("run_1", ["another"])
+        await store.keep("run_1", values)
+        await store.keep("run_2", [])
+        await store.set("A", "new")
+        await store.delete("A")
+        await store.rotate()
+        expect(tuple(await store.kept("run_1") or ()) == values, "they outlive the secret and a rotation of the key")
+        expect(await store.kept("run_2") == (), "no values are not the same as none kept")
+        expect(set(await store.keeping()) == {"run_1", "run_2"}, "it tells whose are kept")
+        await store.forget("run_1")
+        expect(await store.kept("run_1") is None, "forgotten ones are gone")
+        expect(set(await store.keeping()) == {"run_2"}, "and only those")

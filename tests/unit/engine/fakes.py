@@ -37,6 +37,7 @@ from skillyard.domain.skill.skill import (
 )
 from skillyard.domain.work.record import Ending, Outcome, Usage
 
+_PIECE = 128 * 1024
 ALL_WALLS = {name: Protection(Level.KERNEL) for name in PROTECTIONS}
 
 
@@ -72,6 +73,8 @@ class FakeProcess:
         self.request = request
         self.killed: str | None = None
         self.ended = asyncio.get_running_loop().create_future()
+        self.cuts = 0
+        """How often the connection to it breaks from now on, at once."""
         self._data: dict[Stream, bytearray] = {stream: bytearray() for stream in Stream}
         self.log_kept_from = 0
         """The first byte of the log that its ring still has."""
@@ -94,11 +97,11 @@ class FakeProcess:
         while True:
             if stream is Stream.STDOUT and offset < self.log_kept_from:
                 raise OutputDropped(self.log_kept_from)
-            data = bytes(self._data[stream][offset:])
+            data = bytes(self._data[stream][offset : offset + _PIECE])
             if data:
                 offset += len(data)
                 yield data
-            elif self.ended.done():
+            elif self.ended.done() or self.cuts:
                 return
             else:
                 self._changed.clear()
@@ -110,7 +113,14 @@ class FakeProcess:
     async def close_stdin(self) -> None:
         return
 
+    def cut_off(self, times: int = 1) -> None:
+        self.cuts = times
+        self._changed.set()
+
     async def wait(self) -> Ending:
+        if self.cuts:
+            self.cuts -= 1
+            return Ending(Outcome.LOST, cut_off=True)
         ending: Ending = await asyncio.shield(self.ended)
         return ending
 

@@ -81,6 +81,46 @@ def test_an_honest_channel(size: int | None) -> None:
 
 
 @pytest.mark.parametrize("length", range(len(WHOLE)))
+def test_another_reader_goes_on_from_the_last_place(length: int) -> None:
+    """As a server that attaches does: what the first reader gave before the place, and the second behind it."""
+    first = FrameReader()
+    given = first.feed(WHOLE[:length])
+    place = first.place
+    second = FrameReader(place=place)
+    rest = second.feed(WHOLE[place.offset :])
+    whole, _ = read(WHOLE)
+    assert whole[len(whole) - len(rest) :] == rest
+    assert given[: len(whole) - len(rest)] == whole[: len(whole) - len(rest)]
+    ended = [frame for frame in whole[: len(whole) - len(rest)] if isinstance(frame, BlobEnd)]
+    assert place.ended == len(ended)
+    assert second.finish() == Result(b'{"a": 1}')
+
+
+def test_limits_count_on_behind_a_place() -> None:
+    limits = FrameLimits(blobs=2, blob_bytes=5)
+    first = FrameReader(limits)
+    first.feed(begin(1) + piece(1, b"abc") + end(1, 3))
+    for more, sentence in [
+        (begin(1), "blob 1 begins after blob 1"),
+        (begin(2) + piece(2, b"abc"), "together larger than 5 bytes"),
+        (begin(2) + end(2, 0) + begin(3), "more than 2 blobs"),
+    ]:
+        second = FrameReader(limits, first.place)
+        second.feed(more)
+        with pytest.raises(FrameFault, match=sentence):
+            second.finish()
+
+
+def test_there_is_no_place_behind_a_file() -> None:
+    reader = FrameReader()
+    reader.feed(begin(1) + end(1, 0))
+    place = reader.place
+    reader.feed(frame("B", {"n": 2, "kind": "a/b", "path": "a.txt"}) + end(2, 0) + begin(3) + end(3, 0))
+    assert place.offset
+    assert reader.place is place
+
+
+@pytest.mark.parametrize("length", range(len(WHOLE)))
 def test_a_killed_guest_has_said_nothing_more(length: int) -> None:
     reader = FrameReader()
     reader.feed(WHOLE[:length])

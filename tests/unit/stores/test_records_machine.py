@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from skillyard.domain.errors import SkillyardError
+from skillyard.domain.sandbox.frames import FramePlace
 from skillyard.domain.sandbox.spec import Owner
 from skillyard.domain.work.lease import Lease
-from skillyard.domain.work.record import Offsets, RunRecord, RunStatus, SecretRef
+from skillyard.domain.work.record import LogPlace, Offsets, RunRecord, RunStatus, SecretRef
 from skillyard.ports.records import RecordStore
 from skillyard.stores.sqlite.database import Database
 from skillyard.stores.sqlite.records import SqliteRecords
@@ -37,7 +38,7 @@ records = st.builds(
     revision=st.integers(1, 3),
     labels=st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(["", "1"]), max_size=2),
     lease=st.none() | st.builds(Lease, st.sampled_from(["s1", "s2"]), st.sampled_from(["b1", "b2"]), st.floats(0, 9)),
-    offsets=st.builds(Offsets, st.integers(0, 3)),
+    offsets=st.builds(Offsets, st.builds(FramePlace, st.integers(0, 3)), st.builds(LogPlace, st.integers(0, 3))),
     secrets=st.just(()) | st.just((SecretRef("N", "p", "s", "store:1"),)),
     network=st.none() | st.just({"connections": []}) | st.just({}),
     output=st.recursive(

@@ -71,6 +71,24 @@ class FrameFamilies:
 
 
 @dataclass(frozen=True, slots=True)
+class FramePlace:
+    """A place between two frames where no blob is open, for a reader that goes on from there.
+
+    ``offset`` is that of the channel; the others count the frames before it.
+    """
+
+    offset: int = 0
+    last: int = 0
+    blobs: int = 0
+    ended: int = 0
+    bytes: int = 0
+    pieces: int = 0
+
+
+START = FramePlace()
+
+
+@dataclass(frozen=True, slots=True)
 class BlobBegin:
     """The start of a blob. ``path`` is that of a file that the run left, relative and plain; empty for other blobs."""
 
@@ -154,15 +172,18 @@ class FrameReader:
     The frames and the fault do not depend on how the bytes are cut.
     """
 
-    def __init__(self, limits: FrameLimits = DEFAULT_LIMITS) -> None:
+    def __init__(self, limits: FrameLimits = DEFAULT_LIMITS, place: FramePlace = START) -> None:
         self._limits = limits
+        self.place = place
+        """The last one that was passed, before any file of the run."""
+        self._offset = place.offset
         self._buffer = bytearray()
         self._fault: FrameFault | None = None
         self._final: Result | Failure | None = None
         self._open: dict[int, int] = {}
-        self._last = 0
-        self._blobs = 0
-        self._bytes = self._pieces = 0
+        self._last = place.last
+        self._blobs, self._ended = place.blobs, place.ended
+        self._bytes, self._pieces = place.bytes, place.pieces
         self._told_notes = False
         self._paths: set[str] = set()
         self._files: dict[int, int] = {}
@@ -211,8 +232,16 @@ class FrameReader:
                 frames.append(frame)
                 if isinstance(frame, Result | Failure):
                     self._final = frame
+                if not self._open and isinstance(frame, BlobEnd | BlobAbandon):
+                    self._pass(self._offset + start)
         finally:
+            self._offset += start
             del self._buffer[:start]
+
+    def _pass(self, offset: int) -> None:
+        if not self._paths and not self._told_notes:
+            counts = (self._last, self._blobs, self._ended, self._bytes, self._pieces)
+            self.place = FramePlace(offset, *counts)
 
     def _frame_end(self, start: int) -> int | None:
         """Where the frame at ``start`` ends; None when it is not complete yet."""
@@ -284,6 +313,7 @@ class FrameReader:
         header = _header(payload, "E")
         n, size = _integer(header, "n", "E"), _integer(header, "size", "E")
         counted = self._close(n)
+        self._ended += 1
         if size != counted:
             raise FrameFault(f"blob {n} ends as {size} bytes, and {counted} came")
         return BlobEnd(n, size)

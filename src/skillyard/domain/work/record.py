@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, shown
+from skillyard.domain.sandbox.frames import START, FramePlace
 from skillyard.domain.sandbox.spec import Owner
 from skillyard.domain.work.lease import Lease
 
@@ -56,6 +57,7 @@ class Ending:
     """How one process ended: ``code`` with EXIT, ``signal`` with SIGNAL, a sentence in ``reason`` else.
 
     ``hits`` names limits that the kernel refused something for (``pids``, ``memory``), although the process went on.
+    ``cut_off`` stands beside LOST where only the connection to the sandbox broke: the process may go on.
     """
 
     outcome: Outcome
@@ -64,6 +66,7 @@ class Ending:
     reason: str = ""
     usage: Usage = Usage()
     hits: frozenset[str] = frozenset()
+    cut_off: bool = False
 
 
 class RunKind(StrEnum):
@@ -97,13 +100,31 @@ def check_status(status: str | None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class LogPlace:
+    """A place in a log, which lies before ``offset`` in so many ``parts``.
+
+    Parts are blobs without secrets. ``covered`` bytes from there on belong to a secret that was taken out. ``dropped``
+    bytes before it were never read.
+    """
+
+    offset: int = 0
+    covered: int = 0
+    parts: int = 0
+    dropped: int = 0
+
+
+LOG_START = LogPlace()
+
+
+@dataclass(frozen=True, slots=True)
 class Offsets:
-    """The output that was taken for good: a driver that attaches reads the channel from here on.
+    """The output that was taken for good: a driver that attaches goes on from there.
 
-    Frames before it are in the record. It lies between frames, where no blob is open."""
+    The blobs before ``channel`` are the record's.
+    """
 
-    channel: int = 0
-    stdout: int = 0
+    channel: FramePlace = START
+    log: LogPlace = LOG_START
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,11 @@ class MarkedRedactor(Redactor):
             self._marker.add(out, stream, redactor.flush())
         return bytes(out)
 
+    def break_off(self) -> int:
+        """The next mark tells the stream that goes on behind a gap; it counts as stdout before."""
+        self._reader = Unmarker()
+        return sum([redactor.break_off() for redactor in self._streams.values()])
+
     def shown(self, data: bytes) -> bytes:
         return self._shown.plain(data)
 
@@ -121,7 +126,7 @@ class Marked(Redaction):
         self._of = of
         self.empty = False
 
-    def stream(self) -> Redactor:
+    def stream(self, covered: int = 0) -> Redactor:  # noqa: ARG002 - it is read from its start
         return MarkedRedactor(self._of)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from mimetypes import MimeTypes
 from typing import Any
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.frames import (
+    START,
     BlobAbandon,
     BlobBegin,
     BlobData,
@@ -17,6 +18,7 @@ from skillyard.domain.sandbox.frames import (
     Frame,
     FrameFault,
     FrameLimits,
+    FramePlace,
     FrameReader,
     Notes,
     Result,
@@ -24,18 +26,24 @@ from skillyard.domain.sandbox.frames import (
 from skillyard.domain.sandbox.frames import Failure as Raised
 from skillyard.domain.sandbox.spec import Guest, Stream, StreamLimits, collect_request
 from skillyard.domain.work.command import Command
-from skillyard.domain.work.record import Outcome
+from skillyard.domain.work.record import Outcome, RunRecord
 from skillyard.engine.runs.failure import Failure
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.blobs import BlobInfo, BlobStore
 from skillyard.ports.sandbox import Sandbox
 
 INLINE = 256 * 1024
+NOTED_BYTES = 8 * 1024 * 1024
+"""Bytes on the channel of a run that outlives its server, after which its record says how far they were taken."""
 _AHEAD = 4
 LEFT_MS = 5000
 """How long the program may take that sends what another one left."""
 _LEFT_LOG = 64 * 1024
 _LEFT_BESIDE = 4 * 1024 * 1024
+
+
+Took = Callable[[Callable[[RunRecord], RunRecord]], Awaitable[None]]
+"""Notes output that was taken for good; its argument gives the record that says so."""
 
 
 class Broken(Exception):
@@ -143,12 +151,13 @@ class BlobSink:
     bytes of memory.
     """
 
-    def __init__(self, target: BlobTarget) -> None:
+    def __init__(self, target: BlobTarget, ids: Iterable[str] = ()) -> None:
+        """``ids`` are those of the blobs that an earlier server took."""
         self._target = target
         self.unfinished: dict[int, _Open] = {}
         self._replayed = target.again
         self._stored: set[str] = set()
-        self.ids: list[str] = []
+        self.ids: list[str] = list(ids)
         self.files: list[dict[str, Any]] = []
 
     async def replay(self) -> None:
@@ -238,14 +247,25 @@ def mime_of(path: str) -> str:
 class Channel:
     """The guest's frames, sorted into blobs and the one that says how the program ended.
 
-    Fed with the bytes of the channel as they come; ``final`` is the last frame once it came."""
+    Fed with the bytes of the channel as they come, from ``offset`` on; ``final`` is the last frame once it came."""
 
-    def __init__(self, sink: BlobSink, limits: FrameLimits) -> None:
+    def __init__(self, sink: BlobSink, limits: FrameLimits, place: FramePlace = START) -> None:
         self.sink = sink
+        self.offset = self._noted = place.offset
         self.final: Result | Raised | None = None
         self.notes = Notes()
         self._limits = limits
-        self._reader = FrameReader(limits)
+        self._reader = FrameReader(limits, place)
+
+    async def note(self, took: Took) -> None:
+        """Notes in the run's record how far the channel was taken, when that is worth a write.
+
+        A later reader can go on from there: everything before it is stored.
+        """
+        place = self._reader.place
+        if place.offset - self._noted >= NOTED_BYTES:
+            self._noted, blobs = place.offset, tuple(self.sink.ids[: place.ended])
+            await took(lambda held: replace(held, output_blobs=blobs, offsets=replace(held.offsets, channel=place)))
 
     async def feed(self, data: bytes) -> None:
         """Raises Broken for what breaks the protocol, and for a blob that cannot be stored."""
@@ -261,6 +281,7 @@ class Channel:
     async def replay(self) -> None:
         """Begin again: the channel will be given from its start."""
         await self.sink.replay()
+        self.offset = 0
         self._reader = FrameReader(self._limits)
 
     async def _take(self, frame: Frame) -> None:

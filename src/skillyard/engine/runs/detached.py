@@ -9,6 +9,7 @@ its id. The program of one that is RUNNING is attached.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,18 +23,18 @@ from skillyard.domain.work.lease import Lease
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Outcome, RunRecord, RunStatus
 from skillyard.engine.backends import Backends
-from skillyard.engine.driver import ActiveRun, Driver, Job, Tools
+from skillyard.engine.driver import ActiveRun, Driver, Tools
 from skillyard.engine.lending import Lender, Order
 from skillyard.engine.network.run_network import RunNetwork
 from skillyard.engine.observer import Fault, LeaseLost, RunEnded, RunQueued, RunResumed
 from skillyard.engine.packages.environments import Environments
 from skillyard.engine.runs.failure import Failure, Refused, cancelled
-from skillyard.engine.runs.grant import Grant, Granter, job_of, offline, outputs_of
+from skillyard.engine.runs.grant import Grant, Granter, Job, job_of, offline, outputs_of
 from skillyard.engine.runs.plan import Plan, Planner
-from skillyard.engine.runs.record import LeftBehind, NeverStarted, ended, first_record
+from skillyard.engine.runs.record import CutOff, LeftBehind, NeverStarted, ended, first_record
 from skillyard.engine.runs.request import RunRequest
 from skillyard.engine.runs.task_record import Brief, TaskLedger
-from skillyard.engine.secrets.redact import NOTHING, Blackout, Redaction
+from skillyard.engine.secrets.redact import NOTHING, Blackout, Redaction, of_hosts
 from skillyard.engine.secrets.service import RunSecrets
 from skillyard.engine.shares import Budget, Place
 from skillyard.ports.gate import Gate
@@ -42,6 +43,8 @@ LEASE_S = 90.0
 """How long a server that tells nothing is taken for alive. Only a shared store needs it: on one data directory the lock
 tells at once."""
 RENEW_S = 30.0
+ATTEMPTS = 5
+"""How often a run whose connection breaks is attached at once. Then the next renewal of the leases does it."""
 
 
 class DetachedRuns:
@@ -77,6 +80,8 @@ class DetachedRuns:
         """The places of sandboxes that an earlier server made."""
         self._left: set[str] = set()
         """Runs that could not be driven on, to be tried again soon."""
+        self._cuts: Counter[str] = Counter()
+        """Connections that broke since the last renewal, by run."""
         self._leaving = False
         self._leased_until = 0.0
 
@@ -140,6 +145,7 @@ class DetachedRuns:
         Runs that could not be driven on are tried again.
         """
         tools = self._tools
+        self._cuts.clear()
         await self._try_again()
         if not self._driving:
             return
@@ -225,23 +231,34 @@ class DetachedRuns:
             self._give_back(run_id)
             del self._driving[run_id]
             self._tools.active.forget(active)
+            if run_id in self._left and 0 < self._cuts[run_id] <= ATTEMPTS and not self._leaving:
+                self._tools.tasks.spawn(self._try_again(), f"attach {run_id}")
 
         task.add_done_callback(over)
 
     async def _drive(self, active: ActiveRun, brief: Brief, plan: Plan | None) -> None:
         try:
-            if _ledger(active).record.status is RunStatus.RUNNING:
-                try:
-                    await self._attach(active, brief)
-                    return
-                except NeverStarted:
-                    self._give_back(active.run_id)
-            await self._start(active, brief, plan)
+            if not await self._attached(active, brief):
+                await self._start(active, brief, plan)
+            await self._secrets.forget(active.run_id)
         except LeftBehind as left:
             self._left.add(active.run_id)
+            if isinstance(left, CutOff):
+                self._cuts[active.run_id] += 1
             self._tools.emit(LeaseLost(active.run_id, str(left)))
         except Exception as error:  # noqa: BLE001 - a sweep finds the run, and goes on with it
             self._tools.emit(Fault("run", error, active.run_id))
+
+    async def _attached(self, active: ActiveRun, brief: Brief) -> bool:
+        """Goes on with an earlier server's program up to its end; returns whether there is one."""
+        if _ledger(active).record.status is not RunStatus.RUNNING:
+            return False
+        try:
+            await self._attach(active, brief)
+        except NeverStarted:
+            self._give_back(active.run_id)
+            return False
+        return True
 
     def _give_back(self, run_id: str) -> None:
         if (place := self._places.pop(run_id, None)) is not None:
@@ -275,6 +292,7 @@ class DetachedRuns:
 
     async def _lent(self, active: ActiveRun, plan: Plan, grant: Grant) -> None:
         tools = self._tools
+        secrets = await self._secrets.keep(plan, grant.given)
         spec = replace(grant.spec, owner=Owner.TASK)
         network = None if grant.network is None else replace(grant.network, kept=True)
         order = Order(plan.run_id, plan.principal.name, plan.offer, spec, network, accepted=True)
@@ -282,7 +300,7 @@ class DetachedRuns:
             active.interrupt = None
             job = job_of(plan, grant, tools.network)
             session = None if grant.network is None else plan.run_id
-            record = replace(job.record, secrets=grant.secrets, network_session=session)
+            record = replace(job.record, secrets=secrets, network_session=session)
             await Driver(tools, replace(job, record=record), loan, active).run()
 
     async def _attach(self, active: ActiveRun, brief: Brief) -> None:
@@ -292,26 +310,25 @@ class DetachedRuns:
             gone = f"the isolation '{record.isolation}' that it had is not configured any more"
             await self._end(active, Failure("SandboxLost", gone, Outcome.LOST))
             return
-        job = await self._resumed_job(record, brief)
-        limits = SandboxSpec(limits=job.limits, owner=Owner.TASK)
-        order = Order(
-            record.run_id,
-            record.principal,
-            offer,
-            limits,
-            self._network(record, job.redaction),
-            handle=record.sandbox,
-        )
+        job, hosts = await self._resumed_job(record, brief)
+        spec = SandboxSpec(limits=job.limits, owner=Owner.TASK)
+        network = self._network(record, hosts)
+        order = Order(record.run_id, record.principal, offer, spec, network, handle=record.sandbox)
         async with self._lender.lend(order) as loan:
             await Driver(self._tools, job, loan, active).resume()
 
-    async def _resumed_job(self, record: RunRecord, brief: Brief) -> Job:
-        clock, redaction, withheld = self._tools.clock, NOTHING, ""
+    async def _resumed_job(self, record: RunRecord, brief: Brief) -> tuple[Job, Redaction]:
+        """Returns the job, and the redaction of the hosts that the run tried to reach."""
+        clock, withheld = self._tools.clock, ""
+        redaction = hosts = NOTHING
         try:
-            redaction = Redaction(await self._secrets.again(record.secrets)) if record.secrets else NOTHING
+            if record.secrets:
+                known = await self._secrets.again(record.run_id, record.secrets)
+                redaction, hosts = Redaction(known), of_hosts(known)
         except Refused as refusal:
-            redaction, withheld = Blackout(), refusal.message
-        return Job(
+            redaction = hosts = Blackout()
+            withheld = refusal.message
+        job = Job(
             record=record,
             guest={},
             limits=Limits(**record.limits),
@@ -324,6 +341,7 @@ class DetachedRuns:
             withheld=withheld,
             command=brief.request.command,
         )
+        return job, hosts
 
     def _network(self, record: RunRecord, redaction: Redaction) -> RunNetwork | None:
         if record.network_session is None or record.network is None or self._gate is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
@@ -31,8 +31,9 @@ from skillyard.domain.sandbox.spec import (
 )
 from skillyard.domain.secret import Delivery
 from skillyard.domain.skill.skill import Skill
-from skillyard.domain.work.record import SecretRef
-from skillyard.engine.driver import Job
+from skillyard.domain.work.command import Command
+from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.record import RunRecord
 from skillyard.engine.network.grant import check_offer, granted, layers_of, why_none
 from skillyard.engine.network.run_network import NetworkGrant
 from skillyard.engine.observer import Observer, SecretsGiven
@@ -43,7 +44,7 @@ from skillyard.engine.packages.for_run import RunPackages
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.plan import Plan
 from skillyard.engine.runs.record import OutputSchema, first_record
-from skillyard.engine.secrets.redact import NOTHING, Redaction
+from skillyard.engine.secrets.redact import NOTHING, Redaction, of_hosts
 from skillyard.engine.secrets.service import GivenSecret, RunSecrets, secret_versions
 from skillyard.engine.skills.run_needs import Given, Rules, run_needs
 from skillyard.engine.skills.schemas import complaint
@@ -69,7 +70,7 @@ class Grant:
     network: NetworkGrant | None = None
     needs: dict[str, Any] | None = None
     wish: Wish | None = None
-    secrets: tuple[SecretRef, ...] = ()
+    given: tuple[GivenSecret, ...] = ()
 
 
 class Granter:
@@ -127,7 +128,7 @@ class Granter:
             network=self._network(policy, given, gated),
             needs=self._needs(plan, policy, given, environment),
             wish=wish,
-            secrets=tuple(SecretRef(one.name, plan.principal.project, one.skill, one.version) for one in given),
+            given=given,
         )
 
     def refused_needs(self, plan: Plan) -> dict[str, Any] | None:
@@ -163,10 +164,8 @@ class Granter:
     ) -> NetworkGrant | None:
         if policy is None or self._gate is None:
             return None
-        # Host names that foreign code tries are in lower case, so secrets are looked for in that too.
-        values = {value for secret in given for value in (secret.value, secret.value.lower())}
         plan = EgressPlan(policy, self._rules.network.limits.egress, gated)
-        return NetworkGrant(self._gate, plan, Redaction(values) if values else NOTHING)
+        return NetworkGrant(self._gate, plan, of_hosts(secret.value for secret in given) if given else NOTHING)
 
     def _tell(self, plan: Plan, given: Sequence[GivenSecret]) -> None:
         if given:
@@ -247,6 +246,29 @@ def _digests(
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One program to drive.
+
+    ``record`` is its first record, or that of an earlier server whose program is attached; ``guest`` the request to it.
+    ``taken_at`` is on the monotonic clock. ``outputs`` is the schema that its result is held to. ``why_offline`` tells
+    why it has no network. ``withheld`` tells why nothing of its output may be shown; empty where it may.
+    """
+
+    record: RunRecord
+    guest: Mapping[str, Any]
+    limits: Limits
+    redaction: Redaction
+    blob_prefix: str
+    frames: FrameLimits
+    taken_at: float
+    outputs: OutputSchema | None
+    why_offline: Callable[[], str]
+    wish: Wish | None = None
+    withheld: str = ""
+    command: Command | None = None
 
 
 def job_of(plan: Plan, grant: Grant, network: NetworkSettings) -> Job:

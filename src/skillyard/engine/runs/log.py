@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
-from skillyard.domain.errors import SkillyardError
-from skillyard.engine.runs.collect import INLINE, BlobTarget
-from skillyard.engine.secrets.redact import Redaction
+from skillyard.domain.errors import BlobNotFound, OutputDropped, SkillyardError
+from skillyard.domain.sandbox.spec import Stream
+from skillyard.domain.work.record import LogPlace
+from skillyard.engine.runs.collect import INLINE, BlobTarget, Took
+from skillyard.engine.secrets.redact import NOTHING, Redaction
 from skillyard.engine.text import cut_head, cut_tail
+from skillyard.ports.sandbox import Process
 
 MAX = 2048
 HEAD = 512
+PART_BYTES = 1024 * 1024
+_KIND = "text/plain"
 
 
 class Preview:
@@ -86,7 +92,7 @@ async def keep_log(source: AsyncIterator[bytes], redaction: Redaction, target: B
             pass
         return Log(preview.text(), before.blob_id)
     try:
-        info = await target.create(blob_id, "text/plain", data)
+        info = await target.create(blob_id, _KIND, data)
     except SkillyardError as error:
         async for _ in pieces:  # the preview is still wanted
             pass
@@ -114,3 +120,117 @@ async def _joined(start: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byt
     yield start
     async for piece in rest:
         yield piece
+
+
+class LogInParts:
+    """The log of a run that outlives its server, stored in parts while the run works.
+
+    A later server goes on behind them, and they are there when the sandbox is lost. Parts are blobs without secrets,
+    and become one blob in the end.
+    """
+
+    def __init__(
+        self,
+        redaction: Redaction,
+        target: BlobTarget,
+        taken: LogPlace,
+        took: Took,
+        longer_s: float,
+    ) -> None:
+        """``taken`` is where an earlier server was; ``took`` notes in the record where this one is.
+
+        A part is kept ``longer_s`` than other blobs: until the run has ended.
+        """
+        self._redaction = redaction
+        self._target = target
+        self._took = took
+        ttl_s = None if target.ttl_s is None else target.ttl_s + longer_s
+        self._part_target = replace(target, ttl_s=ttl_s)
+        self._rest: bytes | None = None
+        """The redacted log behind the parts, once it was read to its end."""
+        self._most = taken.parts + target.again
+        self._go_back(taken)
+
+    async def take(self, process: Process) -> None:
+        """Takes the log as it comes, to its end.
+
+        Where a part cannot be stored, it ends earlier, and :meth:`keep` reads the rest. Raises LeftBehind.
+        """
+        part = bytearray()
+        try:
+            if self._target.again:  # stored by an earlier server, which did not come to note it
+                await self._target.store.delete(self._id(self._taken.parts))
+            async for piece in self._pieces(process):
+                part += piece
+                if len(part) >= PART_BYTES:
+                    await self._store(bytes(part))
+                    part.clear()
+        except SkillyardError:
+            return
+        self._rest = bytes(part)
+
+    async def keep(self, process: Process | None) -> Log:
+        """Returns the whole log, stored as one blob; the rest of it is read from ``process``."""
+        if self._rest is None:
+            self._go_back(self._taken)
+        log = await keep_log(self._whole(process), NOTHING, self._target)
+        if not self._dropped:
+            return log
+        dropped = f"{self._dropped} bytes of the log were dropped before they could be read"
+        return replace(log, problem="; ".join(filter(None, (dropped, log.problem))))
+
+    async def discard(self) -> None:
+        """Removes the parts, when the record has the whole log."""
+        for number in range(self._most):
+            with suppress(SkillyardError):  # it expires
+                await self._target.store.delete(self._id(number))
+
+    @property
+    def begun(self) -> bool:
+        """Returns whether there are parts."""
+        return self._taken.parts > 0
+
+    def _go_back(self, taken: LogPlace) -> None:
+        self._taken = taken
+        self._read, self._dropped = taken.offset, taken.dropped
+        self._redactor = self._redaction.stream(taken.covered)
+
+    async def _pieces(self, process: Process) -> AsyncIterator[bytes]:
+        """Yields the redacted log from where it was read."""
+        redactor, reading = self._redactor, True
+        while reading:
+            try:
+                async for data in process.output(Stream.STDOUT, self._read):
+                    self._read += len(data)
+                    yield redactor.feed(data)
+                reading = False
+            except OutputDropped as gap:
+                dropped = gap.first - self._read + redactor.break_off()
+                self._read, self._dropped = gap.first, self._dropped + dropped
+                yield f"\n[... {dropped} bytes were dropped ...]\n".encode()
+        yield redactor.flush()
+
+    async def _store(self, part: bytes) -> None:
+        """Stores a part, then notes it."""
+        number, redactor = self._taken.parts, self._redactor
+        self._most = number + 1
+        await self._part_target.create(self._id(number), _KIND, part)
+        place = LogPlace(self._read - redactor.held, redactor.covered, number + 1, self._dropped)
+        await self._took(lambda held: replace(held, offsets=replace(held.offsets, log=place)))
+        self._taken = place
+
+    async def _whole(self, process: Process | None) -> AsyncIterator[bytes]:
+        for number in range(self._taken.parts):
+            try:
+                async for piece in self._target.store.read(self._id(number)):
+                    yield piece
+            except BlobNotFound:
+                yield b"\n[... a part of the log was removed ...]\n"
+        if self._rest is not None:
+            yield self._rest
+        elif process is not None:
+            async for piece in self._pieces(process):
+                yield piece
+
+    def _id(self, number: int) -> str:
+        return f"{self._target.prefix}log-{number}"

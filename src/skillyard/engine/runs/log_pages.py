@@ -123,7 +123,7 @@ class LogPages:
     async def _live(
         self, active: ActiveRun, offset: int, max_bytes: int, first_s: float, idle_s: float
     ) -> tuple[bytes, int]:
-        """Returns the bytes that the process has written up to now, and the number of dropped ones before them.
+        """Returns the bytes that are written up to now, and the number of dropped ones before.
 
         It reads until the process pauses, and stops before a gap: the next page begins behind that.
         """

@@ -275,7 +275,7 @@ TABLE = (
                 "encoding": described(STRING, "'utf-8': what is not text is replaced"),
                 "offset": INTEGER,
                 "next_offset": INTEGER,
-                "dropped": described(INTEGER, "bytes from offset on that are not kept any more; the content is behind them"),
+                "dropped": described(INTEGER, "bytes before the content that are not kept any more"),
                 "running": BOOLEAN,
                 "complete": described(BOOLEAN, "the run ended and this is the end of its log"),
             }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -214,6 +214,10 @@ class LeftBehind(Exception):
     """The run goes on, and this server drives it no more: its lease or the store is gone."""
 
 
+class CutOff(LeftBehind):
+    """The connection to the run's sandbox broke; the sandbox can be attached again at once."""
+
+
 class NeverStarted(Exception):
     """The sandbox of an earlier server stands, and no program was started in it."""
 
@@ -230,6 +234,10 @@ class Ledger(Protocol):
 
     async def running(self, record: RunRecord) -> RunRecord:
         """Notes the sandbox, before the program is started in it."""
+        ...
+
+    async def took(self, taken: Callable[[RunRecord], RunRecord]) -> None:
+        """Notes output that was taken for good: ``taken`` gives the record that says so."""
         ...
 
     async def cancel(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""The record of a run that outlives its server, and the brief that is kept beside it."""
+"""A run that outlives its server: its record, the brief that is kept beside it, its sandbox."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from skillyard.domain.errors import SkillyardError
+from skillyard.domain.errors import SandboxCutOff, SandboxGone, SkillyardError
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.work.record import RunRecord, RunStatus
-from skillyard.engine.runs.record import LeftBehind, OutputSchema
+from skillyard.domain.work.record import NOTHING_TAKEN, RunRecord, RunStatus
+from skillyard.engine.lending import Loan
+from skillyard.engine.runs.record import CutOff, LeftBehind, NeverStarted, OutputSchema
 from skillyard.engine.runs.request import RunRequest, from_stored
 from skillyard.ports.clock import Clock
 from skillyard.ports.records import RecordStore
+from skillyard.ports.sandbox import Process, Sandbox
 
 T = TypeVar("T")
 
@@ -40,6 +42,9 @@ class TaskLedger:
     async def running(self, record: RunRecord) -> RunRecord:
         return await self._change(lambda held: replace(_onto(record, held), status=RunStatus.RUNNING))
 
+    async def took(self, taken: Callable[[RunRecord], RunRecord]) -> None:
+        await self._change(taken)
+
     async def cancel(self, reason: str) -> None:
         def asked(held: RunRecord) -> RunRecord:
             return replace(held, cancel_requested=held.cancel_requested or reason)
@@ -52,7 +57,7 @@ class TaskLedger:
     async def finish(self, final: RunRecord) -> bool:
         async with self._writing:
             for _ in range(_TRIES):
-                if await self._written(self._records.finish(replace(_onto(final, self.record), lease=None))):
+                if await self._written(self._records.finish(_ended(final, self.record))):
                     return True
                 found = await self._written(self._records.get(final.run_id))
                 if found is None or not found.status.live:
@@ -88,6 +93,52 @@ class TaskLedger:
         self.record = found
 
 
+class KeptSandbox:
+    """Finds the sandbox of a run that outlives its server again, and ``program`` in it."""
+
+    def __init__(self, loan: Loan, program: str) -> None:
+        self._loan = loan
+        self._program = program
+
+    async def attach(self) -> Sandbox:
+        """Returns the sandbox that an earlier server made. Raises SandboxGone, LeftBehind."""
+        try:
+            return await self._known(self._loan.attach())
+        except SandboxGone:
+            raise SandboxGone("the sandbox ended while no server was there; run it again") from None
+
+    async def process(self, sandbox: Sandbox) -> Process:
+        """Returns the program. Raises SandboxGone, LeftBehind, NeverStarted."""
+        try:
+            return await sandbox.process(self._program)
+        except SandboxCutOff as error:
+            raise CutOff(error.message) from error
+        except SandboxGone:
+            if await self._known(self._loan.is_gone()):
+                raise
+            raise NeverStarted from None
+
+    async def check_gone(self, error: SandboxGone | None = None) -> None:
+        """Raises CutOff when only the connection broke, LeftBehind where nobody can tell.
+
+        ``error`` is one that tells of the end of the sandbox, or of its connection alone.
+        """
+        broke = error is None or isinstance(error, SandboxCutOff)
+        if broke and not await self._known(self._loan.is_gone()):
+            raise CutOff("the connection to its sandbox broke")
+
+    async def _known(self, work: Awaitable[T]) -> T:
+        """Returns the result of ``work``. The run is left where nobody can tell now whether its sandbox is there."""
+        try:
+            return await work
+        except SandboxCutOff as error:
+            raise CutOff(error.message) from error
+        except SandboxGone:
+            raise
+        except SkillyardError as error:
+            raise LeftBehind(error.message) from error
+
+
 def _onto(record: RunRecord, held: RunRecord) -> RunRecord:
     """Returns ``record`` as the next state of ``held``, with the fields that no driver changes."""
     return replace(
@@ -101,7 +152,12 @@ def _onto(record: RunRecord, held: RunRecord) -> RunRecord:
         idempotency_key=held.idempotency_key,
         request_digest=held.request_digest,
         blob_prefix=held.blob_prefix,
+        offsets=held.offsets,
     )
+
+
+def _ended(final: RunRecord, held: RunRecord) -> RunRecord:
+    return replace(_onto(final, held), lease=None, offsets=NOTHING_TAKEN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,16 +24,26 @@ class Redactor:
 
     __slots__ = ("_covered", "_hold", "_pending", "_search")
 
-    def __init__(self, pattern: re.Pattern[bytes] | None, longest: int) -> None:
+    def __init__(self, pattern: re.Pattern[bytes] | None, longest: int, covered: int = 0) -> None:
         self._search = pattern
         self._hold = longest - 1
         self._pending = b""
-        self._covered = 0
+        self._covered = covered
 
     @property
     def idle(self) -> bool:
         """Returns whether there are no secrets: the stream stays as it is."""
         return self._search is None
+
+    @property
+    def held(self) -> int:
+        """Returns the number of bytes that are held back."""
+        return len(self._pending)
+
+    @property
+    def covered(self) -> int:
+        """Returns the number of bytes, from the held ones on, that belong to a secret taken out."""
+        return self._covered
 
     def feed(self, data: bytes) -> bytes:
         """Returns the bytes that are safe to hand on after ``data`` came."""
@@ -51,7 +61,7 @@ class Redactor:
         return data
 
     def break_off(self) -> int:
-        """Goes on behind a gap; returns the number of bytes that were held back and are not given any more.
+        """Goes on behind a gap; returns the number of bytes that were held back, and are dropped.
 
         The first bytes behind it are left out too, as far as they may be the end of a secret.
         """
@@ -109,9 +119,12 @@ class Redaction:
         self._search = re.compile(b"(?=(" + _one_of(forms) + b"))") if forms else None
         self.empty = not forms
 
-    def stream(self) -> Redactor:
-        """Returns a redactor for one reading of a log."""
-        return Redactor(self._search, self._longest)
+    def stream(self, covered: int = 0) -> Redactor:
+        """Returns a redactor for one reading of a log.
+
+        That of a reading which begins where another was has the other's ``covered``.
+        """
+        return Redactor(self._search, self._longest, covered)
 
     def text(self, text: str, *, whole: bool = True) -> str:
         """Returns the text without secrets. ``whole`` false: it was cut before, so its end may be the start of a
@@ -149,6 +162,11 @@ class Redaction:
         return value
 
 
+def of_hosts(secrets: Iterable[str]) -> Redaction:
+    """Returns a redaction for host names, which are in lower case."""
+    return Redaction({form for secret in secrets for form in (secret, secret.lower())})
+
+
 class Blackout(Redaction):
     """Takes everything out, for a run whose secrets are not known any more."""
 
@@ -158,7 +176,7 @@ class Blackout(Redaction):
         super().__init__()
         self.empty = False
 
-    def stream(self) -> Redactor:
+    def stream(self, covered: int = 0) -> Redactor:  # noqa: ARG002 - nothing is given on
         return Silence()
 
     def text(self, _text: str, *, whole: bool = True) -> str:  # noqa: ARG002 - whatever it is

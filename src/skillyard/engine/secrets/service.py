@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from skillyard.domain.errors import SkillyardError
@@ -102,19 +103,49 @@ class RunSecrets:
             await self._none(plan, wants)
         await self._check_absent(plan, [want for want in wants if await self._find(plan, want) is None])
 
-    async def again(self, refs: Iterable[SecretRef]) -> tuple[str, ...]:
-        """Returns the values that an earlier server gave a run, to be taken out of its output.
+    async def keep(self, plan: Plan, given: Sequence[GivenSecret]) -> tuple[SecretRef, ...]:
+        """Keeps the values of a detached run, sealed; returns the references for its record.
 
-        Raises Refused when one cannot be had in that version any more.
+        Else nobody could take them out of its output once they were rotated or deleted. Raises Refused.
         """
-        return tuple([await self._again(ref) for ref in refs])
+        if given:
+            try:
+                await self._book.store.keep(plan.run_id, [secret.value for secret in given])
+            except SkillyardError as error:
+                message = f"the secrets of a detached run cannot be kept for its next server: {error.message}"
+                raise Refused("MissingSecret", message) from error
+        return tuple(SecretRef(one.name, plan.principal.project, one.skill, one.version) for one in given)
 
-    async def _again(self, ref: SecretRef) -> str:
+    async def forget(self, run_id: str) -> None:
+        """Erases what was kept for a run that has ended. Raises StoreFault."""
+        await self._book.store.forget(run_id)
+
+    async def again(self, run_id: str, refs: Sequence[SecretRef]) -> tuple[str, ...]:
+        """Returns the values that an earlier server gave a run, and the current ones.
+
+        They are to be taken out of its output. Raises Refused when one cannot be had any more.
+        """
+        try:
+            kept = await self._book.store.kept(run_id)
+        except SkillyardError as error:
+            raise Refused("MissingSecret", _withheld(refs[0], f"cannot be read: {error.message}")) from error
+        if kept is None:  # an earlier version of skillyard kept none
+            return tuple([await self._in_that_version(ref) for ref in refs])
+        return (*kept, *[value for ref in refs if (value := await self._current(ref)) is not None])
+
+    async def _current(self, ref: SecretRef) -> str | None:
+        """Returns the value that a run would get now. The run that ``ref`` is of never got it from us."""
+        with suppress(SkillyardError):
+            if (found := await self._book.find(ref.name, ref.project, ref.skill)) is not None:
+                return found.value
+        return None
+
+    async def _in_that_version(self, ref: SecretRef) -> str:
         try:
             found = await self._book.find(ref.name, ref.project, ref.skill)
         except SkillyardError as error:
             raise Refused("MissingSecret", _withheld(ref, f"cannot be read: {error.message}")) from error
-        if found is None or found.version != ref.version:
+        if found is None or found.version != ref.version or ":" not in ref.version:
             raise Refused("MissingSecret", _withheld(ref, f"is not there any more in the version {ref.version}"))
         return found.value
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from skillyard.config.backends import NativeSettings
-from skillyard.domain.errors import ProtectionMissing, SandboxFault, SandboxGone
+from skillyard.domain.errors import ProtectionMissing, SandboxCutOff, SandboxFault, SandboxGone
 from skillyard.domain.network.session import Egress
 from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
 from skillyard.domain.sandbox.spec import EnvironmentRef, Held, Mount, Prepared, SandboxSpec
@@ -197,14 +197,20 @@ class NativeBackend:
             return known
         if self._link is None and not self._keepers.live():
             return Usage()
-        link = await self._linked()
-        older = self._keepers.of(handle)
         try:
-            answer, _ = await (older or link).answer({"op": "destroy", "handle": handle})
-        except SandboxGone:
-            return Usage()  # with its keeper, and so are all its processes
+            return await self._destroy(handle)
+        except SandboxCutOff:
+            if not self._keepers.live():
+                return Usage()  # with its keeper, and so are all its processes
+            await self.survey()  # finds an older keeper again
+            return await self._destroy(handle)
         finally:
             self._forget(handle)
+
+    async def _destroy(self, handle: str) -> Usage:
+        link = await self._linked()
+        older = self._keepers.of(handle)
+        answer, _ = await (older or link).answer({"op": "destroy", "handle": handle})
         if older is not None:
             await self._keepers.destroyed(handle)
         return Usage(**answer["usage"])
@@ -307,7 +313,7 @@ class NativeBackend:
         sandboxes = [sandbox for sandbox in self._sandboxes.values() if sandbox.is_of(link)]
         for sandbox in sandboxes:
             del self._sandboxes[sandbox.handle]
-            sandbox.lost()
+            sandbox.lost(cut_off=True)
         if link is self._link:
             self._usages.clear()
             self._on_part_end("its process ended, or its connection")

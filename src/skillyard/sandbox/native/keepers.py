@@ -73,6 +73,8 @@ class Keepers:
         self._link = link
         self._told = told
         self._older: list[_Older] = []
+        self._missed: set[Path] = set()
+        """The homes of older keepers whose connection ended."""
 
     @property
     def older(self) -> str:
@@ -96,11 +98,18 @@ class Keepers:
         make(self._run_dir)
         for _ in range(_CONNECTS):
             with suppress(SandboxGone):
-                return await self._ours() or await self._new()
+                found = await self._ours() or await self._new()
+                self._missed.clear()  # all that live were met
+                return found
         raise SandboxFault("each keeper ends as soon as it is there; its log is keeper.log in the run directory")
 
     async def survey(self) -> list[Held]:
-        """Returns the sandboxes of older keepers. One that holds none any more is ended."""
+        """Returns the sandboxes of older keepers. One that holds none any more is ended.
+
+        Raises SandboxFault when one lives and cannot be reached.
+        """
+        for home in list(self._missed):
+            await self._meet_again(home)
         found: list[Held] = []
         for older in list(self._older):
             with suppress(SandboxGone):
@@ -116,11 +125,22 @@ class Keepers:
                 return
 
     def lost(self, link: Link) -> None:
-        """Forgets the older keeper whose connection has ended."""
+        """Forgets the older keeper whose connection has ended, until :meth:`survey` finds it again."""
         for older in list(self._older):
             if older.link is link:
                 self._older.remove(older)
-                self._told(f"{older}, and has ended")
+                self._missed.add(older.home)
+                self._told(f"{older}, and the connection to it has ended")
+
+    async def _meet_again(self, home: Path) -> None:
+        for _ in range(_CONNECTS):
+            if not keeper_lives(home) or any(older.home == home for older in self._older):
+                self._missed.discard(home)
+                return
+            with suppress(SandboxGone):
+                await self._met(home, alone=False)
+        if not any(older.home == home for older in self._older):
+            raise SandboxFault(f"the keeper of {home} cannot be reached; its log is keeper.log there")
 
     def close(self) -> None:
         """Leaves older keepers alone: the next server finds them."""

@@ -9,13 +9,19 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from skillyard.domain.errors import SandboxFault, SandboxGone
+from skillyard.domain.errors import SandboxCutOff, SandboxFault, SandboxGone
 from skillyard.ipc.channel import Channel, Header, close_all
 
 TOLD_EACH = 64 * 1024
 """Bytes that a reader took, after which the keeper hears of it: a part of what it sends ahead."""
 
-_GONE = {"gone": "the keeper is gone"}
+_CUT = {"gone": "the keeper is gone", "cut": True}
+"""The answer to everything when the connection is over."""
+
+
+def gone(told: Header) -> SandboxGone:
+    """Returns the error for an answer that says ``gone``."""
+    return (SandboxCutOff if "cut" in told else SandboxGone)(str(told["gone"]))
 
 
 class Following:
@@ -109,10 +115,14 @@ class Link:
         return future
 
     async def answer(self, header: Header, body: bytes = b"") -> tuple[Header, bytes]:
-        """Ask and wait. Raises SandboxGone for what the keeper no longer has, SandboxFault for what failed."""
+        """Asks and waits.
+
+        Raises SandboxGone for what the keeper no longer has, SandboxCutOff when the connection broke, SandboxFault for
+        what failed.
+        """
         got, content = await self.ask(header, body)
         if "gone" in got:
-            raise SandboxGone(str(got["gone"]))
+            raise gone(got)
         if "error" in got:
             raise SandboxFault(str(got["error"]))
         return got, content
@@ -120,14 +130,14 @@ class Link:
     def tell(self, header: Header, body: bytes = b"") -> None:
         """Send without waiting for an answer.
 
-        Raises SandboxGone when the keeper is gone, SandboxFault for an operation that it does not speak.
+        Raises SandboxCutOff when the connection is over, SandboxFault for an operation that it does not speak.
         """
         if header["op"] in self.refused:
             self._asked.pop(header.get("q", 0), None)
             raise SandboxFault(self.refused[header["op"]])
         self._channel.send(header, body)
         if not self.alive:
-            raise SandboxGone("the keeper is gone")
+            raise gone(_CUT)
 
     def follow(self, header: Header) -> Following:
         """Asks for a stream to be pushed from ``header["offset"]`` on."""
@@ -140,7 +150,7 @@ class Link:
         if self.alive:
             self._followings[number] = following
         else:
-            following.push(b"", _GONE)
+            following.push(b"", _CUT)
         return following
 
     def forget(self, number: int) -> bool:
@@ -180,10 +190,10 @@ class Link:
         self.alive = False
         for future in self._asked.values():
             if not future.done():
-                future.set_result(({"gone": "the keeper is gone"}, b""))
+                future.set_result((_CUT, b""))
         self._asked.clear()
         for following in self._followings.values():
-            following.push(b"", _GONE)
+            following.push(b"", _CUT)
         if not self._hello.done():
             self._hello.set_exception(SandboxGone("the keeper ended before it said hello"))
             self._hello.exception()

@@ -6,10 +6,19 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
-from skillyard.domain.errors import GateFault, InvalidInput, OutputDropped, SandboxFault, SandboxGone, shown
+from skillyard.domain.errors import (
+    GateFault,
+    InvalidInput,
+    OutputDropped,
+    SandboxCutOff,
+    SandboxFault,
+    SandboxGone,
+    shown,
+)
 from skillyard.domain.network.session import DNS_PORT, PROXY_PORT, Egress
 from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Argv, AtCap, Guest, Program, Stream, StreamLimits
 from skillyard.domain.work.record import Ending, Outcome, Usage
@@ -20,7 +29,7 @@ from skillyard.sandbox.file_programs import LIFETIME_MS, FilesOfSandbox
 from skillyard.sandbox.file_programs import STREAMS as FILE_STREAMS
 from skillyard.sandbox.native.forwarding import SocketStream, dial
 from skillyard.sandbox.native.inside.walls import CODE_ROOT
-from skillyard.sandbox.native.link import Following, Link
+from skillyard.sandbox.native.link import Following, Link, gone
 
 _PIECE = 1 << 18
 _PATIENCE_S = 0.02
@@ -30,6 +39,7 @@ A following costs a run of a few milliseconds three messages more.
 """
 
 LOST = Ending(Outcome.LOST, reason="the sandbox is gone: its keeper ended")
+CUT_OFF = replace(LOST, cut_off=True)
 
 
 class NativeProcess:
@@ -79,8 +89,9 @@ class NativeProcess:
             raise OutputDropped(end["dropped"])
         if "error" in end:
             raise SandboxFault(end["error"])
-        if "gone" in end and self._ending.done() and self._ending.result() is not LOST and stream not in self._inline:
-            raise SandboxGone(end["gone"])  # it ended in order, and what it said last is not to be had
+        ended = self._ending.done() and self._ending.result() not in (LOST, CUT_OFF)
+        if "gone" in end and ended and stream not in self._inline:
+            raise gone(end)  # it ended in order, and what it said last is not to be had
 
     async def send(self, data: bytes) -> None:
         view = memoryview(data)
@@ -123,9 +134,9 @@ class NativeProcess:
         self._ending.set_result(ending)
         return ending
 
-    def lost(self) -> None:
+    def lost(self, *, cut_off: bool = False) -> None:
         if not self._ending.done():
-            self._ending.set_result(LOST)
+            self._ending.set_result(CUT_OFF if cut_off else LOST)
         for _, following in self._followings:
             following.push(b"", {"gone": "the sandbox is gone"})
 
@@ -155,7 +166,7 @@ class NativeSandbox(FilesOfSandbox):
         self._link = link
         self.handle = handle
         self.enforced = enforced
-        self._over = False
+        self._over: type[SandboxGone] | None = None
         self._streams: WeakSet[SocketStream] = WeakSet()
         self.processes: dict[str, NativeProcess] = {}
 
@@ -171,7 +182,7 @@ class NativeSandbox(FilesOfSandbox):
         if id in self.processes:
             return self.processes[id]
         if self._over:
-            raise SandboxGone("the sandbox is gone")
+            raise self._over("the sandbox is gone")
         header, body = self.message(program)
         header.update(
             op="start",
@@ -228,19 +239,19 @@ class NativeSandbox(FilesOfSandbox):
         stream = await dial(self._link, self.handle, port)
         if self._over:
             stream.abort()
-            raise SandboxGone("the sandbox is gone")
+            raise self._over("the sandbox is gone")
         self._streams.add(stream)
         return stream
 
-    def lost(self) -> None:
-        """Ends every wait: nothing of the sandbox is left."""
-        self._over = True
+    def lost(self, *, cut_off: bool = False) -> None:
+        """Ends every wait: nothing of the sandbox is left, or the connection to it is over."""
+        self._over = SandboxCutOff if cut_off else SandboxGone
         if self._files is not None:
             self._files.lost()
         for stream in self._streams:
             stream.abort()
         for process in self.processes.values():
-            process.lost()
+            process.lost(cut_off=cut_off)
 
 
 def _message(program: Program) -> tuple[dict[str, Any], bytes]:

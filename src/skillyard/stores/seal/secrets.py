@@ -7,9 +7,10 @@ whole file anew and leaves every version sealed under the current key (:mod:`ski
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -32,7 +33,7 @@ from skillyard.stores.clock import SystemClock
 from skillyard.stores.files.state_file import Stamp, StateFile
 from skillyard.stores.seal.keys import KeySource, OwnKeyFile
 from skillyard.stores.seal.sealing import Cipher, SealedFile, dump, load, seal_value
-from skillyard.stores.seal.sessions import SealedSessions
+from skillyard.stores.seal.sessions import SealedSessions, SealedStates
 
 T = TypeVar("T")
 Entries = dict[tuple[str, str, str], SecretEntry]
@@ -46,7 +47,8 @@ _NOTHING = SealedFile()
 
 class SealedSecrets:
     """A :class:`skillyard.ports.secrets.SecretStore` in ``directory``: ``secrets.sealed``, and ``secrets.key`` unless
-    ``keys`` come from elsewhere. ``keep`` versions of each secret stay; ``sessions`` are sealed with the same key."""
+    ``keys`` come from elsewhere. ``keep`` versions of each secret stay. The values of detached runs
+    (``run/secrets``) and ``sessions`` are sealed with the same key."""
 
     label = "store"
 
@@ -64,6 +66,7 @@ class SealedSecrets:
         self._clock = clock or SystemClock()
         self._keep = keep
         self._sessions = sessions
+        self._given = SealedStates(directory / "run" / "secrets", self._keys, "run's values")
         self._seen: tuple[Stamp, SealedFile] = (None, _NOTHING)
         self._reading = threading.Lock()
         self._newest = _NOTHING
@@ -136,6 +139,19 @@ class SealedSecrets:
         rotate, then drop the old one."""
         return await asyncio.to_thread(self._rotate)
 
+    async def keep(self, run_id: str, values: Sequence[str]) -> None:
+        await self._given.put(run_id, json.dumps(list(values)).encode())
+
+    async def kept(self, run_id: str) -> Sequence[str] | None:
+        state = await self._given.get(run_id)
+        return None if state is None else tuple(json.loads(state))
+
+    async def forget(self, run_id: str) -> None:
+        await self._given.erase(run_id)
+
+    async def keeping(self) -> Collection[str]:
+        return await self._given.keys()
+
     async def close(self) -> None:
         return None
 
@@ -183,8 +199,8 @@ class SealedSecrets:
             found = self._read()
             self._keys.begin_rotation()
             self._write(found, found.entries, {})
-            if self._sessions is not None:
-                self._sessions.reseal()
+            for states in (self._given, *([self._sessions] if self._sessions else [])):
+                states.reseal()
             self._keys.end_rotation()
             return len(found.values)
 

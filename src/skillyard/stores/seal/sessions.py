@@ -1,8 +1,8 @@
-"""The state of kept network sessions, sealed with the key of the secrets.
+"""Sessions and secret values of detached runs, sealed with the key of the secrets.
 
-Each session is a file of its own below ``sessions/``, named by its key. The state is bound to that key and to the key
-that sealed it: it cannot be read, changed or given to another session without it. A file can be put back as it was
-once; it means something only while the sandbox of its run lives.
+Each state is a file of its own, named by its key. It is bound to that name, to its kind and to the key that sealed it:
+it cannot be read, changed or given to another run without it. A file can be put back as it was once; it means something
+only while the sandbox of its run lives.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from skillyard.threads import to_its_end
 
 _SUFFIX = ".sealed"
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_FORMAT = b"skillyard-session-1 "
 _ID = 16
 
 
-class SealedSessions:
-    """A :class:`~skillyard.ports.gate.SessionStore` in ``directory``, which is made at need."""
+class SealedStates:
+    """States of one ``kind`` in ``directory``, which is made at need. No two kinds take each other's files."""
 
-    def __init__(self, directory: Path, keys: KeySource) -> None:
+    def __init__(self, directory: Path, keys: KeySource, kind: str) -> None:
         self._directory = directory
         self._keys = keys
-        self._lock = StateFile(directory / "sessions")
+        self._kind = kind
+        self._head = f"skillyard-{kind.split()[-1]}-1 ".encode()
+        self._lock = StateFile(directory / directory.name)
         self._cipher: Cipher | None = None
 
     async def put(self, key: str, state: bytes) -> None:
@@ -61,19 +62,19 @@ class SealedSessions:
     def _write(self, path: Path, state: bytes) -> None:
         """Writes without syncing: a host that goes down takes the sandboxes with it."""
         cipher = self._made(self._keys.sealing())
-        sealed = _FORMAT + cipher.key_id.encode("ascii") + cipher.seal(state, _bound(cipher.key_id, path))
+        sealed = self._head + cipher.key_id.encode("ascii") + cipher.seal(state, self._bound(cipher.key_id, path))
         StateFile(path).replace(sealed, sync=False)
 
     def _get(self, path: Path) -> bytes | None:
         data = StateFile(path).read()
         if data is None:
             return None
-        begin = len(_FORMAT) + _ID
-        if not data.startswith(_FORMAT) or len(data) < begin:
+        begin = len(self._head) + _ID
+        if not data.startswith(self._head) or len(data) < begin:
             raise StoreFault(f"{path} is damaged, or was written by another version of skillyard")
-        key_id = data[len(_FORMAT) : begin].decode("ascii", "replace")
+        key_id = data[len(self._head) : begin].decode("ascii", "replace")
         cipher = self._made(_of(self._keys.read(), key_id, path))
-        return cipher.open(data[begin:], _bound(key_id, path), str(path))
+        return cipher.open(data[begin:], self._bound(key_id, path), str(path))
 
     def _erase(self, path: Path) -> None:
         try:
@@ -96,8 +97,18 @@ class SealedSessions:
 
     def _path(self, key: str) -> Path:
         if not _KEY.fullmatch(key):
-            raise StoreFault("the key of a session must be 1 to 128 letters, digits, '_' and '-'")
+            raise StoreFault(f"the key of a {self._kind} must be 1 to 128 letters, digits, '_' and '-'")
         return self._directory / f"{key}{_SUFFIX}"
+
+    def _bound(self, key_id: str, path: Path) -> bytes:
+        return f"skillyard {self._kind}\n1\n{key_id}\n{path.name}".encode()
+
+
+class SealedSessions(SealedStates):
+    """A :class:`~skillyard.ports.gate.SessionStore`."""
+
+    def __init__(self, directory: Path, keys: KeySource) -> None:
+        super().__init__(directory, keys, "network session")
 
 
 def _of(keys: Sequence[Key], key_id: str, path: Path) -> Key:
@@ -105,7 +116,3 @@ def _of(keys: Sequence[Key], key_id: str, path: Path) -> Key:
     if found is None:
         raise StoreFault(f"{path} was sealed with a key that is not at hand (key id {key_id})")
     return found
-
-
-def _bound(key_id: str, path: Path) -> bytes:
-    return f"skillyard network session\n1\n{key_id}\n{path.name}".encode()

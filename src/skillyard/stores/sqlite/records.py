@@ -12,11 +12,21 @@ from typing import Any
 
 from skillyard.domain.checks import check_page, check_unicode
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, StoreFault, shown
+from skillyard.domain.sandbox.frames import FramePlace
 from skillyard.domain.sandbox.spec import Owner
 from skillyard.domain.work.event import Event, next_event, of_end
 from skillyard.domain.work.labels import check_labels
 from skillyard.domain.work.lease import Lease
-from skillyard.domain.work.record import Offsets, Outcome, RunKind, RunRecord, RunStatus, SecretRef, check_status
+from skillyard.domain.work.record import (
+    LogPlace,
+    Offsets,
+    Outcome,
+    RunKind,
+    RunRecord,
+    RunStatus,
+    SecretRef,
+    check_status,
+)
 from skillyard.ports.records import NO_LABELS, Listener
 from skillyard.stores.sqlite.database import Database
 
@@ -292,7 +302,7 @@ def decode(
 
 _WHOLES: dict[str, Callable[[Any], Any]] = {
     "owner": Owner,
-    "offsets": lambda value: Offsets(**value),
+    "offsets": lambda value: Offsets(FramePlace(**value["channel"]), LogPlace(**value["log"])),
     "secrets": lambda values: tuple(SecretRef(**value) for value in values),
 }
 

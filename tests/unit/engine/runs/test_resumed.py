@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -165,13 +166,54 @@ async def test_shutdown_leaves_it_at_work(rig: Rig) -> None:
 
 async def test_secret_is_read_again_to_be_taken_out(rig: Rig) -> None:
     record = await _with_secret(rig, "hunter2-hunter2", "store:1")
-    assert record.output == {"told": "[redacted]"}
+    assert record.output == {"told": "[redacted] "}
     assert record.logs_preview == "it is [redacted]\n"
+
+
+@pytest.mark.parametrize("later", ["", "rotated-rotated"])
+async def test_old_value_is_taken_out_after_it_was_rotated_or_deleted(rig: Rig, later: str) -> None:
+    value = "hunter2-hunter2"
+    record = await _with_secret(rig, value, "store:1", lambda: rig.secrets.values.update(KEY=later), also=later)
+    assert record.output == {"told": f"[redacted] {'[redacted]' if later else ''}"}
+    assert record.logs_preview == "it is [redacted]\n"
+    async with asyncio.timeout(10):
+        while await rig.secrets.keeping():
+            await asyncio.sleep(0)
+
+
+async def test_values_of_ended_runs_are_swept(rig: Rig) -> None:
+    work = Work()
+    run = await rig.run(work, detach=True)
+    await asyncio.wait_for(work.half.wait(), 10)
+    for run_id in (run["run_id"], "run_gone"):
+        await rig.secrets.keep(run_id, ["a value"])
+    await rig.app.reaper.sweep()
+    assert set(await rig.secrets.keeping()) == {run["run_id"]}
+    await rig.secrets.keep("run_gone", ["a value"])
+    await killed(rig)
+    await next_server(rig)
+    assert set(await rig.secrets.keeping()) == {run["run_id"]}
+    work.go_on.set()
+    await ended(rig, run["run_id"])
+
+
+async def test_values_that_cannot_be_kept_fail_the_run(rig: Rig) -> None:
+    async def keep(run_id: str, values: Sequence[str]) -> None:
+        raise StoreFault("no space left")
+
+    rig.secrets.keep = keep  # type: ignore[method-assign]
+    rig.skills.add(a_skill("a.b", needs=Needs(secrets=(SecretNeed("KEY"),))))
+    rig.secrets.values = {"KEY": "hunter2-hunter2"}
+    run = await rig.call("execute_skill", name="a.b", detach=True)
+    record = await ended(rig, run["run_id"])
+    assert record.error is not None
+    assert (record.error["type"], rig.backend.started) == ("MissingSecret", [])
 
 
 @pytest.mark.parametrize("later", [None, "store:2"])
 async def test_output_is_withheld_when_the_secret_is_another(rig: Rig, later: str | None) -> None:
-    record = await _with_secret(rig, "hunter2-hunter2", later)
+    """Of an earlier version of skillyard, which kept no values."""
+    record = await _with_secret(rig, "hunter2-hunter2", later, rig.secrets._given.clear)
     assert record.status is RunStatus.FAILED
     assert record.outcome is Outcome.EXIT
     assert record.error is not None
@@ -181,7 +223,10 @@ async def test_output_is_withheld_when_the_secret_is_another(rig: Rig, later: st
     assert (record.output, record.logs_blob, record.logs_preview) == (None, None, "")
 
 
-async def _with_secret(rig: Rig, value: str, later: str | None) -> Any:
+async def _with_secret(
+    rig: Rig, value: str, later: str | None, between: Callable[[], None] = lambda: None, also: str = ""
+) -> Any:
+    """Runs a skill that tells its secret, and ``also``. After its server's end the secret has the version ``later``."""
     rig.skills.add(a_skill("a.b", needs=Needs(secrets=(SecretNeed("KEY"),))))
     rig.secrets.values = {"KEY": value}
     half, go_on = asyncio.Event(), asyncio.Event()
@@ -190,12 +235,13 @@ async def _with_secret(rig: Rig, value: str, later: str | None) -> Any:
         process.log(f"it is {value}\n".encode())
         half.set()
         await go_on.wait()
-        process.write(result({"told": value}))
+        process.write(result({"told": f"{value} {also}"}))
 
     rig.backend.script = tells
     run = await rig.call("execute_skill", name="a.b", detach=True)
     await asyncio.wait_for(half.wait(), 10)
     await killed(rig)
+    between()
     plain = rig.secrets.find
 
     async def find(name: str, project: str, skill: str) -> Secret | None:

@@ -76,6 +76,19 @@ def test_overlapping_secrets_are_one_span_wherever_the_stream_is_cut(cuts: list[
     assert streamed(redaction, b"xaaaaaaaaaaab-and-morex", cuts) == b"x[redacted]x"
 
 
+@given(
+    st.lists(st.sampled_from([b"aaaa", b"aab-and-more", b"a", b"b", b"xyz", b"aab-a"]), max_size=12), st.integers(0, 80)
+)
+def test_another_redactor_goes_on_where_one_was(words: list[bytes], cut: int) -> None:
+    """As a server that attaches does: it reads from the first byte that was held back."""
+    redaction, data = Redaction(["aaaa", "aab-and-more"]), b"".join(words)
+    first = redaction.stream()
+    given = first.feed(data[:cut])
+    second = redaction.stream(first.covered)
+    rest = second.feed(data[len(data[:cut]) - first.held :]) + second.flush()
+    assert given + rest == streamed(redaction, data, [])
+
+
 def test_json_values_lose_secrets_in_strings_keys_and_numbers() -> None:
     redaction = Redaction(["hunter2", "12345678"])
     value = {"a": ["xhunter2x", {"hunter2": 1}], "n": 12345678, "m": 7, "t": True, "z": None}

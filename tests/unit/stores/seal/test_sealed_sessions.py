@@ -1,4 +1,4 @@
-"""What sealed sessions promise beyond the port: nothing without the key, and the same after its change."""
+"""Promises of sealed states beyond their ports: nothing without the key, and the same after its change."""
 
 from __future__ import annotations
 
@@ -87,3 +87,25 @@ async def test_a_new_key_seals_sessions_too(tmp_path: Path) -> None:
     assert keys.read() != before
     assert await store.get("run_1") == STATE
     assert await sessions(tmp_path, GivenKeys(keys.read()[0].text())).get("run_1") == STATE
+
+
+async def test_values_of_a_run_are_sealed_and_erased(tmp_path: Path) -> None:
+    store = SealedSecrets(tmp_path, own_keys(tmp_path))
+    await store.keep("run_1", ["hunter2-hunter2"])
+    [path] = (tmp_path / "run" / "secrets").glob("*.sealed")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert b"hunter2" not in path.read_bytes()
+    with pytest.raises(StoreFault, match="key that is not at hand"):
+        await SealedSecrets(tmp_path, GivenKeys(fresh_key())).kept("run_1")
+    await store.forget("run_1")
+    assert not path.exists()
+
+
+async def test_a_state_of_another_kind_is_refused(tmp_path: Path) -> None:
+    keys = own_keys(tmp_path)
+    store = SealedSecrets(tmp_path, keys)
+    await store.keep("run_1", [])
+    await sessions(tmp_path, keys).put("run_1", b'["from a session"]')
+    shutil.copy(tmp_path / "sessions" / "run_1.sealed", tmp_path / "run" / "secrets" / "run_1.sealed")
+    with pytest.raises(StoreFault, match="damaged"):
+        await store.kept("run_1")
