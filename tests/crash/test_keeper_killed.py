@@ -15,8 +15,8 @@ from skillyard.config.backends import NativeSettings
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.sandbox.native.backend import NativeBackend
 from tests.crash.leftovers import Footprint, gone, idle, until
-from tests.crash.programs import ENDLESS, QUICK
-from tests.crash.server import Callers, Server
+from tests.crash.programs import ENDLESS, FOREVER, QUICK
+from tests.crash.server import SMALL, Callers, Server, end_kept
 from tests.crash.store import contradictions
 
 pytestmark = pytest.mark.anyio
@@ -162,3 +162,16 @@ def _check_completed_or_lost(run: Run | None) -> None:
     if not run.ok:
         assert run.error is not None
         assert (run["outcome"], run.error["type"]) == ("lost", "SandboxLost"), dict(run)
+
+
+def test_kept_work_of_a_test_that_failed_is_ended(tmp_path: Path) -> None:
+    """Else a detached run and its keeper stay on the host, and their control groups."""
+    data_dir = tmp_path / "data"
+    footprint = Footprint(data_dir)
+    with Server(data_dir) as server, server.client() as client:
+        run = client.call("run_code", {"language": "python", "code": FOREVER, "limits": SMALL, "detach": True})
+        until(lambda: footprint.look().sandboxed, 30, f"{run} has a sandbox")
+        server.kill()
+    assert footprint.keepers()
+    end_kept()
+    gone(footprint)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from skillyard import SyncRuntime
-from skillyard.data_dir import DataDirUnusable
+from skillyard.data_dir import DataDir, DataDirUnusable
 from skillyard.domain.errors import StoreFault
 from skillyard.stores.sqlite.database import Database
 from tests.hosts.conftest import Host
@@ -183,6 +183,8 @@ def test_blobs_that_vanish_under_a_runtime_are_named(data: Path) -> None:
 def test_another_users_directory_is_refused(data: Path) -> None:
     os.chown(data, 12345, 12345)
     with pytest.raises(DataDirUnusable, match="belongs to the user id 12345"), opened(data):
+        pass
+    with pytest.raises(DataDirUnusable, match="belongs to the user id 12345"), DataDir(data).restored():
         pass
     os.chown(data, 0, 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ def backup(destination: Path, keys: Path | None, as_json: bool, data_dir: Path |
 
     settings = load_settings(data_dir=data_dir)
     told = asyncio.run(back_up(settings, DataDir(settings.data_dir), destination, keys))
-    _show(told, f"{told['backup']}: {told['files']} files", as_json)
+    lost = f"; runs at work, which are lost in it: {told['runs_lost']}" if told["runs_lost"] else ""
+    _show(told, f"{told['backup']}: {told['files']} files{lost}", as_json)
 
 
 @click.command()
@@ -65,7 +67,10 @@ def restore(source: Path, keys: Path | None, as_json: bool, data_dir: Path | Non
     told = asyncio.run(restore_backup(DataDir((data_dir or default_data_dir()).absolute()), source, keys))
     if told["owner_token"] == "new":  # noqa: S105 - not a token
         told["lacks"].append(f"the owner's token: it ended, and a new one is in {told['data_dir']}/token")
-    _show(told, f"{told['data_dir']}: {told['files']} files", as_json)
+    made = f"{datetime.fromtimestamp(told['created_at'], UTC):%Y-%m-%dT%H:%M:%SZ}"
+    _show(
+        told, f"{told['data_dir']}: {told['files']} files, as skillyard {told['skillyard']} had them at {made}", as_json
+    )
 
 
 def _show(told: dict[str, Any], line: str, as_json: bool) -> None:
