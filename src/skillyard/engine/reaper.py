@@ -16,12 +16,12 @@ from skillyard.domain.work.record import Outcome, RunRecord
 from skillyard.engine.observer import Fault, Observer, Recovered, Swept
 from skillyard.engine.runs.failure import Failure
 from skillyard.engine.runs.record import ended
+from skillyard.engine.secrets.service import SecretBook
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.clock import Clock
 from skillyard.ports.gate import Gate
 from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Backend
-from skillyard.ports.secrets import SecretAudit, SecretStore
 
 STRAY_AFTER_S = 60.0
 JUMP_S = 3600.0
@@ -68,8 +68,7 @@ class Reaper:
         backends: Iterable[Backend],
         records: RecordStore,
         blobs: BlobStore,
-        secrets: SecretStore,
-        audit: SecretAudit,
+        secrets: SecretBook,
         environments: Environments,
         at_work: Callable[[], Collection[str]],
         resumer: Resumer,
@@ -81,8 +80,8 @@ class Reaper:
         self._backends = backends
         self._records = records
         self._blobs = blobs
-        self._secrets = secrets
-        self._audit = audit
+        self._secrets = secrets.store
+        self._audit = secrets.audit
         self._environments = environments
         self._at_work = at_work
         self._resumer = resumer
