@@ -80,6 +80,7 @@ def run_dir(tmp_path: Path) -> Path:
 async def backend(run_dir: Path) -> AsyncIterator[NativeBackend]:
     made = NativeBackend(run_dir)
     yield made
+    await made.close()  # so that it looks for all keepers again
     for held in await made.survey():
         await made.destroy(held.handle)
     await made.close()
