@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from skillyard.engine.secrets.redact import Redaction, Redactor
 from skillyard.engine.text import cut_tail
-from skillyard.ports.blobs import BlobStore
 
 STDOUT, STDERR = "stdout", "stderr"
 MARK_EVERY = 64 * 1024
@@ -159,17 +158,3 @@ async def tails_of(pieces: AsyncIterator[bytes], most: dict[str, int]) -> dict[s
         for stream, piece in reader.feed(data):
             tails[stream].feed(piece)
     return tails
-
-
-async def stream_at(blobs: BlobStore, blob_id: str, offset: int) -> str:
-    """Returns the stream that the byte at ``offset`` of a kept log belongs to."""
-    start, reader = max(0, offset - MARK_EVERY), Unmarker()
-    async for data in blobs.read(blob_id, start, offset - start) if offset else _nothing():
-        for _ in reader.feed(data):
-            pass
-    return reader.stream
-
-
-async def _nothing() -> AsyncIterator[bytes]:
-    for piece in (b"",):
-        yield piece
