@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.guest.agent.spool import IN_MEMORY, Spool
+from tests.unit.disks import disk_of
 
 CAPS = st.sampled_from([1, 7, 1000, IN_MEMORY, IN_MEMORY + 1, 200_000, 1 << 30])
 PIECES = st.lists(st.integers(0, 90_000), max_size=12)
@@ -43,6 +44,17 @@ def test_a_spool_without_room_keeps_what_it_has(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         spool.append(b"y" * IN_MEMORY)
     assert spool.read(0, 5000) == b"x" * 1000
+
+
+@pytest.mark.parametrize("room", [IN_MEMORY // 2, 2 * IN_MEMORY])
+def test_a_full_disk_takes_nothing_of_the_bytes_before_and_gets_no_later_ones(tmp_path: Path, room: int) -> None:
+    spool, whole = Spool(1 << 20, str(tmp_path)), b"".join(bytes([n]) * 40_000 for n in range(4))
+    spool.append(whole[:40_000])
+    with disk_of(room), pytest.raises(OSError, match="File too large"):
+        spool.append(whole[40_000:])
+    spool.append(b"later, when there is room again")
+    assert 40_000 <= spool.size < len(whole)
+    assert spool.read(0, 1 << 20) == whole[: spool.size]
 
 
 def test_watchers_hear_of_more_and_of_the_end(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ class Spool:
         self.size = 0
         self.ended = False
         self.dropped = False
+        self._cut = False
         self.watchers: set[Callable[[], None]] = set()
 
     @property
@@ -35,15 +36,24 @@ class Spool:
         return self.size if self.dropped else max(0, self.size - self._cap)
 
     def append(self, data: bytes) -> None:
-        """Keeps ``data``. Raises OSError where the disk has no room; the bytes before stay."""
-        if self._file < 0 and len(self._memory) + len(data) > IN_MEMORY < self._cap:
-            self._spill()
+        """Keeps ``data``. Raises OSError where the disk has no room; the bytes before stay.
+
+        Nothing is added after that, since bytes would be missing in between.
+        """
+        if self._cut:
+            return
+        try:
+            if self._file < 0 and len(self._memory) + len(data) > IN_MEMORY < self._cap:
+                self._spill()
+            if self._file >= 0:
+                self._write(memoryview(data))
+        except OSError:
+            self._cut = True
+            raise
         if self._file < 0:
             self._memory += data
             self.size += len(data)
             del self._memory[: max(0, len(self._memory) - self._cap)]
-        else:
-            self._write(memoryview(data))
         self._tell()
 
     def read(self, offset: int, most: int) -> bytes:
@@ -75,15 +85,16 @@ class Spool:
         self._tell()
 
     def _spill(self) -> None:
-        held, self._memory = bytes(self._memory), bytearray()
+        """Moves what is in memory into a file. The memory stays where the disk has no room."""
+        file, size = _nameless(self._directory), self.size
+        self._file, self.size = file, size - len(self._memory)
         try:
-            self._file = _nameless(self._directory)
-            self.size -= len(held)
-            self._write(memoryview(held))
+            self._write(memoryview(bytes(self._memory)))
         except OSError:
-            if self._file < 0:
-                self._memory += held
+            os.close(file)
+            self._file, self.size = -1, size
             raise
+        self._memory = bytearray()
 
     def _write(self, data: memoryview) -> None:
         while data:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from skillyard.sandbox.native.keeper import spool
 from skillyard.sandbox.native.keeper.follower import WINDOW, Follower
 from skillyard.sandbox.native.keeper.spool import IN_MEMORY, Dropped, Spool
+from tests.unit.disks import disk_of
 
 
 def test_a_large_stream_leaves_no_name_in_its_directory_at_any_time(
@@ -144,3 +146,26 @@ def test_a_closed_stream_of_a_living_program_is_not_at_its_end(tmp_path: Path) -
     reader.follower.pump()
     assert (reader.got, reader.why) == (b"again", {"end": True})
     stream.drop()
+
+
+@pytest.mark.parametrize("kept", [None, 3 * IN_MEMORY])
+@pytest.mark.parametrize("room", [IN_MEMORY // 2, 2 * IN_MEMORY])
+def test_a_full_disk_takes_nothing_of_the_bytes_before_and_gets_no_later_ones(
+    tmp_path: Path, room: int, kept: int | None
+) -> None:
+    stream, pieces = Spool(str(tmp_path), kept=kept), [bytes([n]) * 40_000 for n in range(4)]
+    stream.append(pieces[0])
+    with disk_of(room):
+        taken = 1 + sum(_taken(stream, piece) for piece in pieces[1:])
+    assert 0 < taken < 4
+    stream.append(b"later, when there is room again")
+    whole = b"".join(pieces[:taken])
+    assert (stream.length, stream.read(0, stream.length)) == (len(whole), whole)
+    stream.drop()
+
+
+def _taken(stream: Spool, piece: bytes) -> bool:
+    before = stream.length
+    with suppress(OSError):
+        stream.append(piece)
+    return stream.length > before

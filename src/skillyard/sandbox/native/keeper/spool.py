@@ -43,16 +43,26 @@ class Spool:
         """Whether its writers are gone."""
         self.final = False
         """Whether nothing will be appended: its program ended."""
+        self._cut = False
 
     def append(self, data: bytes) -> None:
-        """Raises OSError when the host's disk takes no more."""
-        if self._kept is not None:
-            self._append_to_ring(data, self._kept)
-        elif self._fd < 0 and self.length + len(data) <= IN_MEMORY:
-            self._memory += data
-        else:
-            self._to_file()
-            self._write(data)
+        """Raises OSError when the host's disk takes no more.
+
+        The bytes before stay. Nothing is added after that, since bytes would be missing in between.
+        """
+        if self._cut:
+            return
+        try:
+            if self._kept is not None:
+                self._append_to_ring(data, self._kept)
+            elif self._fd < 0 and self.length + len(data) <= IN_MEMORY:
+                self._memory += data
+            else:
+                self._to_file()
+                _write(self._fd, data, self.length)
+        except OSError:
+            self._cut = True
+            raise
         self.length += len(data)
 
     @property
@@ -108,15 +118,23 @@ class Spool:
 
     def _to_file(self) -> None:
         """Moves what is in memory into a file, the first time."""
-        if self._fd < 0:
-            self._fd = _nameless(self._directory)
-            self._write(bytes(self._memory))
-            self._memory.clear()
+        if self._fd >= 0:
+            return
+        fd = _nameless(self._directory)
+        try:
+            _write(fd, bytes(self._memory), 0)
+        except OSError:
+            os.close(fd)
+            raise
+        self._fd = fd
+        self._memory.clear()
 
-    def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._fd, view) :]
+
+def _write(fd: int, data: bytes, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, at)
+        view, at = view[written:], at + written
 
 
 def _nameless(directory: str) -> int:
