@@ -10,7 +10,7 @@ import json
 import logging
 import re
 import socket
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
@@ -31,6 +31,8 @@ _LOG = logging.getLogger("skillyard.gate")
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _PATIENCE_S = 10.0
 """How long the gate may take for one session."""
+_TRIES = 3
+"""How often a kept session is asked for while gates end."""
 _UNSEEN = "its process ended while no server was there to see it"
 
 
@@ -117,19 +119,34 @@ class ProcessGate:
     async def _open_kept(self, key: str, plan: EgressPlan) -> KeptSession:
         if not _KEY.fullmatch(key):
             raise GateFault("the key of a kept session must be 1 to 128 letters, digits, '_' and '-'")
+        return await self._whichever_gate(lambda: self._opened(key, plan))
+
+    async def _opened(self, key: str, plan: EgressPlan) -> KeptSession:
+        session = await self._found(key)
+        if session is not None:
+            await session.open(plan)
+            return session
+        id = f"{key}.{token_hex(8)}"
+        session = KeptSession(key, id, await self._linked(), self._home, self._store, {})
+        try:
+            await session.open(plan)
+        except BaseException:
+            await asyncio.shield(self._drop(session))
+            raise
+        return self._holds(session)
+
+    async def _whichever_gate(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Returns the result of ``work``, which is done again when the gate ends meanwhile. Raises GateFault."""
         async with self._opening:
-            session = await self._found(key)
-            if session is not None:
-                await session.open(plan)
-                return session
-            id = f"{key}.{token_hex(8)}"
-            session = KeptSession(key, id, await self._linked(), self._home, self._store, {})
-            try:
-                await session.open(plan)
-            except BaseException:
-                await asyncio.shield(self._drop(session))
-                raise
-            return self._holds(session)
+            for _ in range(_TRIES):
+                link = await self._linked()
+                try:
+                    return await work()
+                except GateFault as error:
+                    fault = error
+                    if link.alive:
+                        break
+            raise fault
 
     async def _drop(self, session: KeptSession) -> None:
         """Ends a session that could not be opened whole."""
@@ -137,8 +154,7 @@ class ProcessGate:
             await session.close()
 
     async def attach(self, key: str) -> KeptSession:
-        async with self._opening:
-            session = await self._found(key)
+        session = await self._whichever_gate(lambda: self._found(key))
         if session is None:
             raise GateFault(f"the gate keeps no session '{key}'")
         return session

@@ -248,9 +248,14 @@ class KeptSession(ProcessSession):
             await self._plug()
 
     async def plug(self, sockets: Sequence[socket.socket]) -> None:
+        """Gives ``sockets`` to the gate. When that has just ended, the next one has the sandbox plugged in again."""
         if not self._link.alive:
             await self._home.linked()
-        await super().plug(sockets)
+        try:
+            await super().plug(sockets)
+        except GateFault:
+            if self._link.alive:
+                raise
 
     async def endpoint(self, kind: EndpointKind) -> Endpoint:
         endpoint = await super().endpoint(kind)

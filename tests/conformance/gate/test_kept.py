@@ -388,6 +388,22 @@ async def test_there_is_one_gate_and_it_serves_one_server(house: House) -> None:
     second._link.drop()
 
 
+async def test_a_gate_that_ends_meanwhile_is_replaced(house: House, rooms: Rooms, outside: Outside) -> None:
+    """Killed before its server has noticed: while a session is opened, plugged or attached."""
+    gate, room, port = house.server(), rooms.room(), outside.https.port
+    await gate.start()
+    kill(gate)
+    session = await gate.open(KEY, secret_plan(outside, secret("api.test")), kept=True)
+    kill(gate)
+    await gate.plug(session.id, await asyncio.to_thread(room.listen, port))
+    gate = house.server()
+    await gate.start()
+    kill(gate)
+    assert (await attached(gate, room, port)).session.id == session.id
+    assert gate.served(session.id)
+    assert house.faults == []
+
+
 async def test_many_sessions_go_on(house: House, rooms: Rooms) -> None:
     async with echoing() as server:
         gate = house.server()
