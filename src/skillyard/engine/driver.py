@@ -26,10 +26,19 @@ from skillyard.engine.network.run_network import RunNetwork
 from skillyard.engine.observer import Fault, Observer, RunEnded, RunStarted
 from skillyard.engine.packages.ahead import Ahead
 from skillyard.engine.runs.collect import BlobSink, BlobTarget, Broken, Channel, Left
-from skillyard.engine.runs.failure import Failure, cancelled, ended_by, lacking, of_guest, raised, with_stack
+from skillyard.engine.runs.failure import (
+    Failure,
+    LeftBehind,
+    cancelled,
+    ended_by,
+    lacking,
+    of_guest,
+    raised,
+    with_stack,
+)
 from skillyard.engine.runs.grant import Job
 from skillyard.engine.runs.log import NO_LOG, Log, LogInParts, keep_log
-from skillyard.engine.runs.record import FinalRecord, Findings, Ledger, LeftBehind, NeverStarted
+from skillyard.engine.runs.record import FinalRecord, Findings, Ledger, NeverStarted
 from skillyard.engine.runs.task_record import KeptSandbox
 from skillyard.engine.secrets.redact import NOTHING, Redactor
 from skillyard.engine.tasks import Tasks

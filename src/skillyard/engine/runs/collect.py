@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from mimetypes import MimeTypes
 from typing import Any
 
-from skillyard.domain.errors import SkillyardError
+from skillyard.domain.errors import SkillyardError, StoreFault
 from skillyard.domain.sandbox.frames import (
     START,
     BlobAbandon,
@@ -27,7 +28,7 @@ from skillyard.domain.sandbox.frames import Failure as Raised
 from skillyard.domain.sandbox.spec import Guest, Stream, StreamLimits, collect_request
 from skillyard.domain.work.command import Command
 from skillyard.domain.work.record import Outcome, RunRecord
-from skillyard.engine.runs.failure import Failure
+from skillyard.engine.runs.failure import Failure, LeftBehind
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.blobs import BlobInfo, BlobStore
 from skillyard.ports.sandbox import Sandbox
@@ -58,8 +59,9 @@ class Broken(Exception):
 class BlobTarget:
     """Where a run's blobs go. ``prefix`` was made for this run, so no other run's id can be meant.
 
-    ``stable`` gives each blob an id that a later server gives it too. ``again`` says that one before may have stored
-    it.
+    ``stable`` is for a run that outlives its server. Each blob has an id that a later server gives it too. The run is
+    left behind while the store fails, since its output waits in the sandbox. ``again`` says that a server before may
+    have stored it.
     """
 
     store: BlobStore
@@ -77,20 +79,34 @@ class BlobTarget:
 
     async def stored(self, blob_id: str | None) -> BlobInfo | None:
         """Returns the blob that an earlier server stored under ``blob_id``, if it did."""
-        return await self.store.stat(blob_id) if self.again and blob_id is not None else None
+        return await self.exists(blob_id) if self.again and blob_id is not None else None
+
+    async def exists(self, blob_id: str) -> BlobInfo | None:
+        with self._kept():
+            return await self.store.stat(blob_id)
 
     async def create(self, blob_id: str | None, kind: str, data: bytes | AsyncIterator[bytes]) -> BlobInfo:
-        """Stores a blob. One that was stored before stays, and its ``data`` is not read."""
+        """Stores a blob. One that was stored before stays, and its ``data`` is not read. Raises LeftBehind."""
         if (before := await self.stored(blob_id)) is not None:
             return before
-        return await self.store.create(
-            self.owner,
-            kind,
-            data,
-            blob_id=blob_id,
-            run_id=self.run_id,
-            ttl_s=self.ttl_s,
-        )
+        with self._kept():
+            return await self.store.create(
+                self.owner,
+                kind,
+                data,
+                blob_id=blob_id,
+                run_id=self.run_id,
+                ttl_s=self.ttl_s,
+            )
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreFault as error:
+            if not self.stable:
+                raise
+            raise LeftBehind(error.message) from error
 
 
 @dataclass(slots=True)
@@ -133,7 +149,7 @@ class _Stream:
     async def _store(self, target: BlobTarget, blob_id: str, kind: str) -> BlobInfo:
         try:
             return await target.create(blob_id, kind, self._pieces())
-        except SkillyardError:
+        except (SkillyardError, LeftBehind):
             self.failed = True
             while await self._queue.get() is not None:  # so that no writer waits for ever
                 pass
@@ -225,7 +241,7 @@ class BlobSink:
 
     async def _exists(self, n: int) -> bool:
         """Returns whether the creation that was interrupted had happened."""
-        return await self._target.store.stat(self._id(n)) is not None
+        return await self._target.exists(self._id(n)) is not None
 
     def _id(self, n: int) -> str:
         return f"{self._target.prefix}{n}"

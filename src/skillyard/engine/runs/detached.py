@@ -28,10 +28,10 @@ from skillyard.engine.lending import Lender, Order
 from skillyard.engine.network.run_network import RunNetwork
 from skillyard.engine.observer import Fault, LeaseLost, RunEnded, RunQueued, RunResumed
 from skillyard.engine.packages.environments import Environments
-from skillyard.engine.runs.failure import Failure, Refused, cancelled
+from skillyard.engine.runs.failure import Failure, LeftBehind, Refused, cancelled
 from skillyard.engine.runs.grant import Grant, Granter, Job, job_of, offline, outputs_of
 from skillyard.engine.runs.plan import Plan, Planner
-from skillyard.engine.runs.record import CutOff, LeftBehind, NeverStarted, ended, first_record
+from skillyard.engine.runs.record import CutOff, NeverStarted, ended, first_record
 from skillyard.engine.runs.request import RunRequest
 from skillyard.engine.runs.task_record import Brief, TaskLedger
 from skillyard.engine.secrets.redact import NOTHING, Blackout, Redaction, of_hosts

@@ -28,6 +28,10 @@ _HEAD = 640
 _MAX_REASON = 1000
 
 
+class LeftBehind(Exception):
+    """The run goes on, and this server drives it no more: its lease or the store is gone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why a run failed, ready for ``error``; ``reason`` goes into the record."""

@@ -14,7 +14,7 @@ from skillyard.domain.sandbox.frames import Notes, Result, ResultFault
 from skillyard.domain.work.record import ERROR_TYPES, Outcome, RunRecord, RunStatus, Usage
 from skillyard.engine.network.refusals import counted
 from skillyard.engine.runs.collect import BlobTarget
-from skillyard.engine.runs.failure import SUMMARY_CHARACTERS, Failure
+from skillyard.engine.runs.failure import SUMMARY_CHARACTERS, Failure, LeftBehind
 from skillyard.engine.runs.log import NO_LOG, Log
 from skillyard.engine.runs.plan import Plan
 from skillyard.engine.secrets.redact import NOTHING, Redaction
@@ -208,10 +208,6 @@ def first_record(plan: Plan, environment: str, digests: dict[str, Any], needs: d
         labels=dict(request.labels),
         agent=request.agent,
     )
-
-
-class LeftBehind(Exception):
-    """The run goes on, and this server drives it no more: its lease or the store is gone."""
 
 
 class CutOff(LeftBehind):

@@ -18,10 +18,10 @@ from skillyard.engine.lending import Lender, Order
 from skillyard.engine.observer import RunEnded, RunQueued, RunRefused
 from skillyard.engine.packages.environments import Environments
 from skillyard.engine.runs.detached import DetachedRuns
-from skillyard.engine.runs.failure import Failure, Refused
+from skillyard.engine.runs.failure import Failure, LeftBehind, Refused
 from skillyard.engine.runs.grant import Grant, Granter, job_of
 from skillyard.engine.runs.plan import Plan, Planner
-from skillyard.engine.runs.record import LeftBehind, ended, first_record, run_object
+from skillyard.engine.runs.record import ended, first_record, run_object
 from skillyard.engine.runs.request import RunRequest
 from skillyard.engine.shares import Budget
 from skillyard.ports.records import RecordStore

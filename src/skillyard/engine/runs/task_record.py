@@ -12,7 +12,8 @@ from skillyard.domain.errors import SandboxCutOff, SandboxGone, SkillyardError
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.work.record import NOTHING_TAKEN, RunRecord, RunStatus
 from skillyard.engine.lending import Loan
-from skillyard.engine.runs.record import CutOff, LeftBehind, NeverStarted, OutputSchema
+from skillyard.engine.runs.failure import LeftBehind
+from skillyard.engine.runs.record import CutOff, NeverStarted, OutputSchema
 from skillyard.engine.runs.request import RunRequest, from_stored
 from skillyard.ports.clock import Clock
 from skillyard.ports.records import RecordStore

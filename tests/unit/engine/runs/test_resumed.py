@@ -306,43 +306,47 @@ async def test_leases_are_renewed_together_and_expire_by_boot_time(rig: Rig) -> 
     work.go_on.set()
 
 
-async def test_store_that_fails_lets_a_sweep_go_on_later(rig: Rig) -> None:
+@pytest.mark.parametrize("port", ["records", "blobs"])
+async def test_store_that_fails_lets_a_sweep_go_on_later(rig: Rig, port: str) -> None:
     work = Work()
-    real = rig.extra["records"]
-    broken = rig.extra["records"] = Broken(real)
+    broken = rig.extra[port] = Broken(rig.extra[port])
     rig.configure()
     await rig.app.start()
     run = await rig.run(work, detach=True)
     await asyncio.wait_for(work.half.wait(), 10)
     broken.broken = True
     work.go_on.set()
-    async with asyncio.timeout(10):
-        while rig.app.active:
-            await asyncio.sleep(0)
+    await _left(rig)
     await rig.app.detached.renew()
-    assert rig.app.active == {}
+    await _left(rig)
     broken.broken = False
     assert (await only_record(rig)).status is RunStatus.RUNNING
     await rig.app.detached.renew()
     await check_work(rig, await ended(rig, run["run_id"]))
 
 
-class Broken:
-    """Records that can be read and not written."""
+async def _left(rig: Rig) -> None:
+    async with asyncio.timeout(10):
+        while rig.app.active:
+            await asyncio.sleep(0)
 
-    def __init__(self, records: Any) -> None:
-        self._records = records
+
+class Broken:
+    """A store that can be read and not written."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
         self.broken = False
 
     def __getattr__(self, name: str) -> Any:
-        real = getattr(self._records, name)
+        real = getattr(self._store, name)
 
         async def call(*args: Any, **more: Any) -> Any:
             if self.broken:
                 raise StoreFault("the database is locked")
             return await real(*args, **more)
 
-        return call if name in ("change", "finish", "renew") else real
+        return call if name in ("change", "finish", "renew", "create") else real
 
 
 async def test_wall_clock_that_is_set_changes_nothing(rig: Rig) -> None:
