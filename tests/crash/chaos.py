@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import subprocess
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,14 +20,16 @@ from tests.crash.leftovers import Footprint, Process, Snapshot, gone, idle, unti
 from tests.crash.load import Client
 from tests.crash.server import Server, launch
 from tests.crash.store import contradictions
+from tests.crash.witness import Witness, leaks
 
+ENDED = ("completed", "failed")
 CLIENTS = 5
 OLD_BLOBS = 30
 KILLED_AT_ONCE_S = 0.06
 """How long after a server was told to stop, or was started, it is killed: up to this, or up to ten times this."""
-KINDS = {"worker": 5, "init": 5, "zygote": 4, "keeper": 4, "child": 2}
-ENDINGS = {"server": 6, "server and keeper": 2, "server while it stops": 2}
-STARTS = {"": 5, "server while it starts": 3, "keeper while the server starts": 2}
+KINDS = {"worker": 5, "init": 5, "zygote": 4, "keeper": 4, "gate": 5, "child": 2}
+ENDINGS = {"server": 6, "server and keeper": 2, "server and gate": 3, "server while it stops": 2}
+STARTS = {"": 5, "server while it starts": 3, "keeper while the server starts": 2, "gate while the server starts": 2}
 
 
 @dataclass(slots=True)
@@ -36,6 +38,7 @@ class Chaos:
 
     data_dir: Path
     seed: int
+    witness: Witness
     ledger: Ledger = field(default_factory=Ledger)
     kills: Counter[str] = field(default_factory=Counter)
     restarts: int = 0
@@ -52,12 +55,15 @@ class Chaos:
 
     async def run(self, kills: int, each_server: int) -> None:
         """Kill so many processes, a server after about ``each_server`` of them, and check after each restart."""
+        await self.witness.seal(self.data_dir)
         while self.kills.total() < kills:
             await self._disturb_start()
             with self._started() as server:
                 await self._check(server)
                 load = [
-                    asyncio.create_task(Client(server, self.ledger, f"{self.seed}-{self.restarts}-{n}").work())
+                    asyncio.create_task(
+                        Client(server, self.witness, self.ledger, f"{self.seed}-{self.restarts}-{n}").work()
+                    )
                     for n in range(CLIENTS)
                 ]
                 await self._kill_parts(self.chance.randint(each_server // 2, each_server * 3 // 2), load)
@@ -67,7 +73,7 @@ class Chaos:
 
     def _started(self) -> Server:
         self.restarts += 1
-        server = Server(self.data_dir, ready=self.chance.choice((0, 2, 4)))
+        server = self.witness.server(self.data_dir, ready=self.chance.choice((0, 2, 4)))
         if self.restarts == 1:
             watch_endings(self.data_dir)
         return server
@@ -77,11 +83,13 @@ class Chaos:
         kind = self.chance.choices(list(STARTS), list(STARTS.values()))[0] if self.restarts else ""
         if not kind:
             return
-        process = launch(self.data_dir)
+        process = launch(self.data_dir, ready=0, **self.witness.env)
         try:
             if kind == "server while it starts":
                 await asyncio.sleep(self.chance.uniform(0, 15 * KILLED_AT_ONCE_S))
                 self._count(kind, process.poll() is None)
+            elif kind == "gate while the server starts":
+                await self._kill_first_gate(process, kind)
             else:
                 await self._kill_first_keeper(process, kind)
         finally:
@@ -98,6 +106,15 @@ class Chaos:
         self.footprint.kill_keeper()
         await asyncio.sleep(self.chance.uniform(0, KILLED_AT_ONCE_S))
 
+    async def _kill_first_gate(self, process: subprocess.Popen[bytes], kind: str) -> None:
+        """As soon as there is one: the gate of the last server, or one that resumed runs need."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2):
+                while process.poll() is None and not await asyncio.to_thread(self.footprint.kill_gates):
+                    await asyncio.sleep(0.02)
+                self._count(kind, process.poll() is None)
+        await asyncio.sleep(self.chance.uniform(0, 5 * KILLED_AT_ONCE_S))
+
     async def _kill_parts(self, count: int, load: list[asyncio.Task[None]]) -> None:
         for _ in range(count):
             await asyncio.sleep(self.chance.uniform(0, 0.35))
@@ -105,6 +122,8 @@ class Chaos:
             if kind == "keeper":
                 self._count(kind, bool(await asyncio.to_thread(self.footprint.keepers)))
                 await asyncio.to_thread(self.footprint.kill_keeper)
+            elif kind == "gate":
+                self._count(kind, bool(await asyncio.to_thread(self.footprint.kill_gates)))
             else:
                 now = await asyncio.to_thread(self.footprint.glance)
                 found = _of_kind(now, kind)
@@ -119,6 +138,8 @@ class Chaos:
         kind = self.chance.choices(list(ENDINGS), list(ENDINGS.values()))[0]
         if kind == "server and keeper":
             self.footprint.kill_keeper()
+        if kind == "server and gate":
+            self.footprint.kill_gates()
         if kind == "server while it stops":
             server.signal(signal.SIGTERM)
             await asyncio.sleep(self.chance.uniform(0, 10 * KILLED_AT_ONCE_S))
@@ -136,6 +157,7 @@ class Chaos:
             await self._check_records(http)
             await self._check_blobs(http)
         self.ledger.wrong.extend(ended_badly(self.data_dir))
+        self.ledger.wrong.extend(self.witness.wrong())
         until(lambda: not contradictions(self.data_dir), 20, f"they agree: {contradictions(self.data_dir)[:5]}")
         assert not self.ledger.wrong, self._wrong()
 
@@ -148,7 +170,7 @@ class Chaos:
             page = answer.json()["result"]
             for record in page["runs"]:
                 known = known or record["run_id"] in self._seen
-                if record["ended_at"] is None and record["run_id"] in self.ledger.promised:
+                if record["status"] not in ENDED and record["run_id"] in self.ledger.promised:
                     self._live.add(record["run_id"])  # it was resumed and goes on
                     continue
                 self.ledger.check_record(record)
@@ -174,13 +196,14 @@ class Chaos:
         self._seen.clear()
         self._checked.clear()
         self._live.clear()
-        with Server(self.data_dir) as server:
+        with self.witness.server(self.data_dir) as server:
             until(lambda: not contradictions(self.data_dir), 60, "detached runs come to their end")
             await self._check(server)
             await asyncio.to_thread(lambda: idle(self.footprint, 20, ahead=True))
             assert server.stop() == 0, server.log()
         await asyncio.to_thread(gone, self.footprint, 20)
         self.ledger.wrong.extend(f"left behind: {name}" for name in strange_files(self.data_dir))
+        self.ledger.wrong.extend(f"a secret is in {name}" for name in leaks(self.data_dir))
         self.ledger.wrong.extend(contradictions(self.data_dir))
         assert not self.ledger.wrong, self._wrong()
 

@@ -38,6 +38,14 @@ class Bytes:
         return cls(len(data), hashlib.sha256(data).hexdigest())
 
 
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a run gives that comes to its end, whatever is killed around it."""
+
+    output: dict[str, Any]
+    blobs: tuple[Bytes, ...] = ()
+
+
 @dataclass(slots=True)
 class Ledger:
     """``wrong`` has a line for everything that contradicts what was told."""
@@ -48,8 +56,8 @@ class Ledger:
     deleted: set[str] = field(default_factory=set)
     doubtful: set[str] = field(default_factory=set)
     """Blobs whose deletion nobody was told of."""
-    promised: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The outputs of detached runs whose callers were told that they go on."""
+    promised: dict[str, Promise] = field(default_factory=dict)
+    """What detached runs give whose callers were told that they go on."""
     wrong: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -70,11 +78,19 @@ class Ledger:
         run_id = record["run_id"]
         if record["status"] == "running" or ending_of(record) not in EXPLAINED or record["ended_at"] is None:
             self.wrong.append(f"record {run_id} says {ending_of(record)}, ended at {record['ended_at']}")
-        if record["status"] == "completed" and record["output"] != self.promised.get(run_id, record["output"]):
-            self.wrong.append(f"record {run_id} gives {record['output']}, should be {self.promised[run_id]}")
+        if record["status"] == "completed" and (promise := self.promised.get(run_id)) is not None:
+            self._check_kept(record, promise)
         for name, value in self.told.get(run_id, {}).items():
             if record.get(name, value) != value:
                 self.wrong.append(f"record {run_id}: {name} is {record[name]!r}, and {value!r} was told")
+
+    def _check_kept(self, record: dict[str, Any], promise: Promise) -> None:
+        run_id, blobs = record["run_id"], record["output_blobs"]
+        if record["output"] != promise.output:
+            self.wrong.append(f"record {run_id} gives {record['output']}, should be {promise.output}")
+        if len(blobs) != len(promise.blobs):
+            self.wrong.append(f"record {run_id} has the blobs {blobs}, should have {len(promise.blobs)}")
+        self.blobs.update(zip(blobs, promise.blobs, strict=False))
 
     def check_blob(self, blob_id: str, found: Bytes | None) -> None:
         """What a server gives for it; None when there is no such blob."""
@@ -125,6 +141,7 @@ _FILES = {
     *("lock", "token", "tokens.json", ".tokens.json.lock", "skillyard.db", "skillyard.db-wal", "skillyard.db-shm"),
     *("catalogue.db", "catalogue.db-wal", "catalogue.db-shm"),
     *("secrets.sealed", ".secrets.sealed.lock", "secrets.key", "config.toml"),
+    *("run/sessions/.sessions.lock", "run/secrets/.sessions.lock", "run/secrets/.secrets.lock"),
     *("run/keeper.lock", "run/keeper.log", "run/gate/gate.lock", "run/gate/gate.log"),
 }
 _DIRECTORIES = {
@@ -136,6 +153,8 @@ _DIRECTORIES = {
     "run",
     "run/gate",
     "run/root",
+    "run/secrets",
+    "run/sessions",
     "run/spool",
     "skills",
     "snapshots",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KEEPER = "skillyard.sandbox.native.grounds.namespaces.ground"
+GATE = "skillyard.gate.process"
 _NS_GET_PARENT = 0xB702
 """ioctl_ns(2): the namespace around this one."""
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -96,6 +97,14 @@ class Footprint:
         for pid in self.keepers():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def kill_gates(self) -> int:
+        """kill -9; returns how many there were."""
+        gates = [process for process in self.glance().processes if GATE in process.command and process.state != "Z"]
+        for process in gates:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        return len(gates)
 
     def look(self) -> Snapshot:
         return Snapshot(self._processes(), tuple(self._mounts()), tuple(self._cgroups()), tuple(self._files()))

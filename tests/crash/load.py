@@ -10,9 +10,10 @@ from typing import Any
 
 import httpx2
 
-from tests.crash.ledger import Bytes, Ledger
+from tests.crash.ledger import Bytes, Ledger, Promise
 from tests.crash.programs import BRIEF, FAMILY, QUICK
 from tests.crash.server import SMALL, Server
+from tests.crash.witness import SKILL, Witness, contents_of, output_of
 
 CALL_S = 60.0
 MADE = """
@@ -47,13 +48,14 @@ class Refused(Exception):
 class Client:
     """One caller with its own connections, which end with the server."""
 
-    def __init__(self, server: Server, ledger: Ledger, seed: str) -> None:
+    def __init__(self, server: Server, witness: Witness, ledger: Ledger, seed: str) -> None:
         self._http = httpx2.AsyncClient(
             base_url=server.url,
             headers={"authorization": f"Bearer {server.token}"},
             timeout=CALL_S,
             trust_env=False,
         )
+        self._site = witness
         self._ledger = ledger
         self._chance = random.Random(seed)
         self._stored: list[str] = []
@@ -66,7 +68,9 @@ class Client:
             (self._brief, 2),
             (self._family, 1),
             (self._cancel, 2),
-            (self._detach, 3),
+            (self._detach, 2),
+            (self._reach, 2),
+            (self._detach_and_reach, 3),
             (self._upload, 3),
             (self._read_back, 2),
             (self._delete, 1),
@@ -137,10 +141,41 @@ class Client:
         args = {"n": number, "seconds": self._chance.uniform(0, 0.6)}
         params = {"language": "python", "code": BRIEF, "args": args, "limits": SMALL, "idempotency_key": key}
         run = await self._call("run_code", {**params, "detach": True})
-        self._ledger.promised[run["run_id"]] = {"n": number}
+        self._ledger.promised[run["run_id"]] = Promise({"n": number})
         self._ledger.counts["promised"] += 1
         if self._chance.random() < 0.5:
             self._expect(await self._run(BRIEF, args, key=key), {"n": number})
+
+    async def _reach(self) -> None:
+        """Reach the service with a secret. The network of a run that is waited for may end with its gate."""
+        args = self._steps(patience=1)
+        run = await self._call("execute_skill", {"name": SKILL, "args": args, "limits": SMALL})
+        self._ledger.run(run)
+        wanted, given = output_of(args), run.get("output") or {}
+        if str(given.get("answer")).startswith("nothing: "):
+            self._ledger.counts["cut off from the service"] += 1
+            wanted["answer"] = given["answer"]
+        self._expect(run, wanted)
+
+    async def _detach_and_reach(self) -> None:
+        """The same by a run that outlives its server and its gate, with its network."""
+        args = self._steps(patience=120)
+        params = {"name": SKILL, "args": args, "limits": SMALL, "detach": True}
+        run = await self._call("execute_skill", params)
+        blobs = tuple(map(Bytes.of, contents_of(args)))
+        self._ledger.promised[run["run_id"]] = Promise(output_of(args), blobs)
+        self._ledger.counts["promised with a network"] += 1
+
+    def _steps(self, patience: float) -> dict[str, Any]:
+        args = {"seed": self._chance.randrange(1 << 30), "steps": self._chance.randint(1, 7), "exit": 0}
+        pause = self._chance.uniform(0, 0.3)
+        return {
+            **args,
+            "size": self._chance.choice((10, 20_000)),
+            "pause": pause,
+            "at": self._site.at,
+            "patience": patience,
+        }
 
     async def _upload(self) -> None:
         data = self._chance.randbytes(self._chance.choice((100, 50_000, 3_000_000)))

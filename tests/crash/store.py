@@ -25,7 +25,8 @@ def _damage(database: sqlite3.Connection) -> Iterator[str]:
 
 
 def _running(database: sqlite3.Connection) -> Iterator[str]:
-    for (run_id,) in database.execute("SELECT run_id FROM runs WHERE ended_at IS NULL"):
+    query = "SELECT run_id FROM runs WHERE ended_at IS NULL OR status NOT IN ('completed', 'failed')"
+    for (run_id,) in database.execute(query):
         yield f"run {run_id} is running on"
 
 

@@ -13,14 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.crash.chaos import Chaos
+from tests.crash.witness import Witness
 
 pytestmark = pytest.mark.anyio
 SEED = 20
 
 
 async def test_a_few_dozen_kills(tmp_path: Path) -> None:
-    chaos = Chaos(tmp_path / "data", SEED)
-    await chaos.run(30, each_server=12)
+    with Witness(tmp_path) as witness:
+        chaos = Chaos(tmp_path / "data", SEED, witness)
+        await chaos.run(30, each_server=12)
     print(chaos.report())
 
 
@@ -28,9 +30,11 @@ async def test_a_few_dozen_kills(tmp_path: Path) -> None:
 @pytest.mark.timeout(7200)
 async def test_a_thousand_kills(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     seed = int(os.environ.get("SKILLYARD_CHAOS_SEED") or secrets.randbelow(1 << 32))
-    chaos = Chaos(tmp_path / "data", seed)
+    witness = Witness(tmp_path)
+    chaos = Chaos(tmp_path / "data", seed, witness)
     try:
-        await chaos.run(int(os.environ.get("SKILLYARD_CHAOS_KILLS") or 1000), each_server=10)
+        with witness:
+            await chaos.run(int(os.environ.get("SKILLYARD_CHAOS_KILLS") or 1000), each_server=10)
     finally:
         record_property("chaos", chaos.report())
         print(chaos.report())

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import queue
-import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -112,12 +110,12 @@ async def test_a_detached_run_keeps_its_network(tmp_path: Path) -> None:
         async with killed.server():
             site.answers.put(b"with the next one")
             await site.in_the_middle()
-            kill_gates(killed.footprint)
+            assert killed.footprint.kill_gates()
             site.answers.put(b"nobody gets it")
             await site.in_the_middle()
             site.answers.put(b"with another gate")
             await site.in_the_middle()
-            kill_gates(killed.footprint)
+            assert killed.footprint.kill_gates()
         site.answers.put(b"nobody gets it")
         heir = NetworkOwner(home, config)
         process = await heir.attach(killed.handle)
@@ -207,10 +205,10 @@ async def test_a_detached_run_of_a_whole_server(tmp_path: Path) -> None:
         site.answers.put(b"without a server")
         await site.in_the_middle()
         with Server(data, ready=0, **env) as server:
-            kill_gates(footprint)
+            assert footprint.kill_gates()
             site.answers.put(b"nobody gets it")
             await site.in_the_middle()
-            kill_gates(footprint)
+            assert footprint.kill_gates()
             server.kill()
         site.answers.put(b"nobody gets it")
         with Server(data, ready=0, **env) as server, server.client() as client:
@@ -230,12 +228,6 @@ async def test_a_detached_run_of_a_whole_server(tmp_path: Path) -> None:
     finally:
         outside.close()
         footprint.kill_keeper()
-
-
-def kill_gates(footprint: Footprint) -> None:
-    for process in footprint.look().processes:
-        if "skillyard.gate.process" in process.command:
-            os.kill(process.pid, signal.SIGKILL)
 
 
 def _check(rows: list[dict[str, object]], port: int) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from skillyard import SyncRuntime
 from skillyard.config.backends import NativeSettings
-from skillyard.domain.errors import SandboxFault
+from skillyard.domain.errors import SandboxFault, SkillyardError
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.sandbox.native.backend import NativeBackend
+from tests.crash.detached import begun_mark, check, kinds, start, steps_of
 from tests.crash.leftovers import KEEPER, Footprint, gone
 from tests.crash.programs import FOREVER, QUICK
 from tests.crash.server import Server, launch, log_of
@@ -61,6 +64,34 @@ async def test_the_second_starts_at_once_when_the_first_is_killed(tmp_path: Path
     gone(footprint)
     assert contradictions(data_dir) == []
     assert not (data_dir / "run" / "keeper.sock").exists(), "the keeper that went from server to server ended in order"
+
+
+@pytest.mark.parametrize("trouble", ["none", "the first hangs", "the lock file was removed"])
+def test_the_second_takes_no_detached_run(tmp_path: Path, trouble: str) -> None:
+    """Neither a server nor a runtime, whatever became of the lock's file. The first one's runs end as they should."""
+    data_dir, footprint = tmp_path / "data", Footprint(tmp_path / "data")
+    wanted = [steps_of(number) for number in range(3)]
+    with Server(data_dir) as first:
+        runs = [start(first, args) for args in wanted]
+        marks = [begun_mark(first, run_id) for run_id in runs]
+        try:
+            if trouble == "the first hangs":
+                first.signal(signal.SIGSTOP)
+            if trouble == "the lock file was removed":
+                (data_dir / "lock").unlink()
+            second = launch(data_dir)
+            said, _ = second.communicate(timeout=BOUND_S)
+            assert (second.returncode != 0, said) == (True, b""), log_of(data_dir).read_text()
+            with pytest.raises(SkillyardError), SyncRuntime(data_dir):
+                raise AssertionError("it is in use")
+        finally:
+            first.signal(signal.SIGCONT)
+        for run_id, mark, args in zip(runs, marks, wanted, strict=True):
+            check(first, run_id, mark, args)
+            assert "resumed" not in kinds(first, run_id)
+        assert first.stop() == 0, first.log()
+    gone(footprint)
+    assert contradictions(data_dir) == []
 
 
 async def test_a_second_keeper_refuses(tmp_path: Path) -> None:
