@@ -142,7 +142,7 @@ _FILES = {
     *("catalogue.db", "catalogue.db-wal", "catalogue.db-shm"),
     *("secrets.sealed", ".secrets.sealed.lock", "secrets.key", "config.toml"),
     *("run/sessions/.sessions.lock", "run/secrets/.sessions.lock", "run/secrets/.secrets.lock"),
-    *("run/keeper.lock", "run/keeper.log", "run/gate/gate.lock", "run/gate/gate.log"),
+    *("run/groups", "run/keeper.lock", "run/keeper.log", "run/gate/gate.lock", "run/gate/gate.log"),
 }
 _DIRECTORIES = {
     "blobs",

@@ -129,6 +129,7 @@ class _Stream:
     def __init__(self, target: BlobTarget, blob_id: str, kind: str) -> None:
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_AHEAD)
         self.failed = False
+        self._all_taken = False
         self._task = target.tasks.spawn(self._store(target, blob_id, kind), f"blob {blob_id}")
 
     async def put(self, data: bytes) -> None:
@@ -151,13 +152,17 @@ class _Stream:
             return await target.create(blob_id, kind, self._pieces())
         except (SkillyardError, LeftBehind):
             self.failed = True
-            while await self._queue.get() is not None:  # so that no writer waits for ever
+            async for _ in self._pieces():  # so that no writer waits for ever
                 pass
             raise
 
     async def _pieces(self) -> AsyncIterator[bytes]:
-        while (piece := await self._queue.get()) is not None:
-            yield piece
+        while not self._all_taken:
+            piece = await self._queue.get()
+            if piece is None:
+                self._all_taken = True
+            else:
+                yield piece
 
 
 class BlobSink:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.domain.errors import QuotaExceeded
+from skillyard.domain.errors import QuotaExceeded, StoreFault
 from skillyard.domain.sandbox.frames import FrameLimits
 from skillyard.engine.runs.collect import INLINE, BlobSink, BlobTarget, Broken, Channel
 from skillyard.engine.tasks import Tasks
@@ -140,6 +141,26 @@ async def test_too_many_blobs_end_the_run(rig: Rig) -> None:
 async def test_nothing_may_follow_the_last_frame(rig: Rig) -> None:
     run = await rig.run(playing(result({"first": 1}), blob(1, "text/plain", b"x")))
     assert (run["error"]["type"], run["output_blobs"]) == ("SandboxError", [])
+
+
+async def test_a_store_that_fails_at_the_end_of_a_large_blob_ends_the_run(rig: Rig) -> None:
+    class Full:
+        """Takes all pieces, and has no room for the row."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        async def create(self, owner: str, kind: str, data: AsyncIterator[bytes], **_: object) -> BlobInfo:
+            async for _ in data:
+                pass
+            raise StoreFault("no room is left")
+
+    real, rig.extra["blobs"] = rig.extra["blobs"], Full()
+    rig.configure()
+    async with asyncio.timeout(10):
+        run = await rig.run(playing(blob(1, "text/plain", b"x" * 2 * INLINE), result({})))
+    assert (run["status"], run["error"]["type"]) == ("failed", "PolicyRefused")
+    assert "no room is left" in run["error"]["message"]
 
 
 @pytest.mark.parametrize("size", [10, INLINE + 10, 5 * INLINE])
