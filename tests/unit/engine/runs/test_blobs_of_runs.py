@@ -150,7 +150,7 @@ async def test_a_store_that_fails_at_the_end_of_a_large_blob_ends_the_run(rig: R
         def __getattr__(self, name: str) -> Any:
             return getattr(real, name)
 
-        async def create(self, owner: str, kind: str, data: AsyncIterator[bytes], **_: object) -> BlobInfo:
+        async def create(self, owner: str, kind: str, data: AsyncIterator[bytes], **more: object) -> BlobInfo:
             async for _ in data:
                 pass
             raise StoreFault("no room is left")
