@@ -141,7 +141,7 @@ _FILES = {
     *("lock", "token", "tokens.json", ".tokens.json.lock", "skillyard.db", "skillyard.db-wal", "skillyard.db-shm"),
     *("catalogue.db", "catalogue.db-wal", "catalogue.db-shm"),
     *("secrets.sealed", ".secrets.sealed.lock", "secrets.key", "config.toml"),
-    *("run/sessions/.sessions.lock", "run/secrets/.sessions.lock", "run/secrets/.secrets.lock"),
+    *("run/sessions/.sessions.lock", "run/secrets/.secrets.lock"),
     *("run/groups", "run/keeper.lock", "run/keeper.log", "run/gate/gate.lock", "run/gate/gate.log"),
 }
 _DIRECTORIES = {
