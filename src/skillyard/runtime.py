@@ -16,6 +16,7 @@ from skillyard.client.calling import blocking
 from skillyard.client.client import DEFAULT_KIND, FetchedBlob, StoredBlob
 from skillyard.client.methods import ProtocolMethods, SyncProtocolMethods
 from skillyard.client.sources import Upload, save
+from skillyard.config.profiles import bound
 from skillyard.config.sections import Sections
 from skillyard.config.settings import Settings, load_settings
 from skillyard.data_dir import DataDir
@@ -23,6 +24,7 @@ from skillyard.domain.errors import InvalidInput
 from skillyard.domain.principal import LOCAL, Principal
 from skillyard.engine.app import App
 from skillyard.engine.observer import Observer, ignore
+from skillyard.engine.skills.publishing import EXPORT_TOOL, UPLOAD_TOOL
 from skillyard.engine.table import invoke
 from skillyard.ports.bundles import ArchiveForm
 from skillyard.watches import new_event_loop
@@ -86,6 +88,16 @@ class Runtime(ProtocolMethods):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def bound(self, principal: Principal) -> Principal:
+        """Returns a principal with the rights that its profile has in the settings."""
+        return principal if principal.profile is None else bound(self.settings.profiles, principal)
+
+    def _using(self, tool: str) -> Principal:
+        """Returns who asks. Raises Forbidden when its profile does not allow the tool."""
+        principal = self.bound(self.principal)
+        principal.require_tool(tool)
+        return principal
+
     async def open(self) -> None:
         """Own the data directory, probe the backend, settle what a dead process left.
 
@@ -111,7 +123,7 @@ class Runtime(ProtocolMethods):
 
     async def call(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The result of any method of the table. Raises what :func:`skillyard.engine.table.invoke` raises."""
-        return await invoke(self.app, self.principal, method, params or {})
+        return await invoke(self.app, self.bound(self.principal), method, params or {})
 
     async def put_blob(
         self, source: Source, kind: str = DEFAULT_KIND, *, progress: Progress | None = None
@@ -122,8 +134,9 @@ class Runtime(ProtocolMethods):
         the bytes stored and the bytes in all (or None). Raises QuotaExceeded, InvalidInput, and BadArgument for a file
         that cannot be read.
         """
+        principal = self._using("create_blob")
         with Upload(source, _THREADS, progress) as upload:
-            info = await self.app.blobs.put(self.principal, kind, upload.chunks())
+            info = await self.app.blobs.put(principal, kind, upload.chunks())
         return StoredBlob(info.blob_id, info.size, info.sha256)
 
     async def get_blob(
@@ -140,7 +153,7 @@ class Runtime(ProtocolMethods):
         A file at a path appears only when everything came. Raises BlobNotFound, and InvalidInput for a range
         outside the blob.
         """
-        info = await self.app.blobs.stat(self.principal, blob_id)
+        info = await self.app.blobs.stat(self._using("read_blob"), blob_id)
         end = _end(info.size, offset, length)
         chunks = self.app.blobs.read(blob_id, offset, end - offset)
         done = await save(chunks, sink, _THREADS, progress, end - offset)
@@ -150,7 +163,7 @@ class Runtime(ProtocolMethods):
         self, blob_id: str, *, offset: int = 0, length: int | None = None
     ) -> AsyncGenerator[bytes, None]:
         """The bytes of a blob as they come. Raises what :meth:`get_blob` raises."""
-        info = await self.app.blobs.stat(self.principal, blob_id)
+        info = await self.app.blobs.stat(self._using("read_blob"), blob_id)
         end = _end(info.size, offset, length)
         async for chunk in self.app.blobs.read(blob_id, offset, end - offset):
             yield chunk
@@ -158,8 +171,9 @@ class Runtime(ProtocolMethods):
     async def publish_skill(self, source: Source, *, progress: Progress | None = None) -> PublishedSkill:
         """As :meth:`skillyard.client.client.Client.publish_skill`. Raises BundleRefused, VersionTaken, Forbidden,
         QuotaExceeded, Busy, and BadArgument for what cannot be read."""
+        principal = self._using(UPLOAD_TOOL)
         with Upload(await packed(source, _THREADS), _THREADS, progress) as upload:
-            done = await self.app.publisher.publish(self.principal, upload.chunks())
+            done = await self.app.publisher.publish(principal, upload.chunks())
         told = done.publication
         findings = tuple(asdict(finding) for finding in done.findings)
         return PublishedSkill(told.name, told.version, told.digest, told.size, told.files, done.created, findings)
@@ -176,9 +190,9 @@ class Runtime(ProtocolMethods):
         """As :meth:`skillyard.client.client.Client.export_skill`. Raises SkillNotFound, Forbidden."""
         if form not in TYPES:
             raise InvalidInput("form", "must be 'tar.gz' or 'zip'")
-        publisher = self.app.publisher
-        skill = await publisher.find(self.principal, name, version or LATEST)
-        async with publisher.export(self.principal, skill, ArchiveForm(form)) as archive:
+        publisher, principal = self.app.publisher, self._using(EXPORT_TOOL)
+        skill = await publisher.find(principal, name, version or LATEST)
+        async with publisher.export(principal, skill, ArchiveForm(form)) as archive:
             done = await save(archive.chunks, sink, _THREADS, progress, archive.size)
         return ExportedSkill(skill.name, skill.version, skill.digest, done)
 

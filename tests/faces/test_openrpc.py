@@ -47,8 +47,8 @@ skills.run_cmd runs.set_network runs.cancel runs.list
 runs.show runs.logs runs.wait runs.events policy.explain policy.show
 catalogue.versions catalogue.pin catalogue.unpin catalogue.diff catalogue.review catalogue.problems
 catalogue.withdraw catalogue.restore environments.build environments.show environments.list
-environments.wheels environments.remove server.drain secrets.delete blobs.delete
-
+environments.wheels environments.remove skills.list skills.load skills.activate skills.upload
+skills.set_version skills.disable skills.delete server.drain secrets.delete blobs.delete
 """
 ORDER = SCENARIO.split()
 
@@ -88,8 +88,13 @@ def answers(runtime: SyncRuntime) -> dict[str, Any]:
         if name in ("runs.set_network", "runs.cancel"):
             with at_work(runtime) as run_id:
                 found[name] = runtime.call(name, placed(METHODS[name].example, {RUN: run_id}))
+        elif name == "skills.upload":
+            archive = runtime.put_blob(tar(skill_files("acme.words.again")), "application/gzip")
+            found[name] = runtime.call(name, placed(METHODS[name].example, {BLOB: archive.blob_id}))
         else:
             found[name] = runtime.call(name, params)
+        if name == "skills.disable":
+            runtime.call(name, {**METHODS[name].example, "enabled": True})
     return found
 
 

@@ -32,6 +32,8 @@ REPEATABLE = frozenset(
         "secrets.audit",
         "secrets.list",
         "server.drain",
+        "skills.list",
+        "skills.load",
     }
 )
 """Methods that may be sent twice."""

@@ -17,8 +17,10 @@ from skillyard.client.command_methods import CommandMethods, SyncCommandMethods
 from skillyard.client.operator_methods import (
     CatalogueMethods,
     EnvironmentMethods,
+    SkillTools,
     SyncCatalogueMethods,
     SyncEnvironmentMethods,
+    SyncSkillTools,
 )
 from skillyard.client.run import Run
 
@@ -30,7 +32,7 @@ Detail = Literal["full", "brief"]
 """``brief`` leaves of a run what a model needs."""
 
 
-class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods):
+class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, SkillTools):
     """Parameters left out are not sent, so the server's defaults hold. Every method raises the errors of
     ``call``; results are the JSON objects of the protocol unless the method says otherwise."""
 
@@ -348,7 +350,7 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods):
         return await self.call("secrets.audit", given(name=name, limit=limit, cursor=cursor))
 
 
-class SyncProtocolMethods(SyncCatalogueMethods, SyncEnvironmentMethods, SyncCommandMethods):
+class SyncProtocolMethods(SyncCatalogueMethods, SyncEnvironmentMethods, SyncCommandMethods, SyncSkillTools):
     """:class:`ProtocolMethods` without ``await``. A subclass gives ``_inner`` and ``_wait``."""
 
     list_skills = blocking(ProtocolMethods.list_skills)

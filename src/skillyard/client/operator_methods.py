@@ -1,7 +1,8 @@
-"""The methods ``catalogue.*`` and ``environments.*`` as Python methods."""
+"""The methods ``catalogue.*``, ``environments.*`` and tools ``skills.*`` for Python."""
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Sequence
 
 from skillyard.client.calling import Calls, Json, Waits, blocking, given, listed
@@ -143,3 +144,87 @@ class SyncEnvironmentMethods(Waits):
     show_environment = blocking(EnvironmentMethods.show_environment)
     build_environment = blocking(EnvironmentMethods.build_environment)
     remove_environment = blocking(EnvironmentMethods.remove_environment)
+
+
+class SkillTools(Calls):
+    """The tools ``skills.*`` of the catalogue, each named as its tool.
+
+    ``agent`` names the agent that a call is for, where the token allows it; the token's own when left out."""
+
+    async def skills_list(
+        self,
+        *,
+        namespace: str | None = None,
+        enabled_only: bool | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+        agent: str | None = None,
+    ) -> Json:
+        """One page: ``skills`` with ``version_hash`` and ``enabled``, and ``next_cursor``."""
+        params = given(namespace=namespace, enabled_only=enabled_only, limit=limit, cursor=cursor, agent=agent)
+        return await self.call("skills.list", params)
+
+    async def skills_load(
+        self, skill_name: str, path: str | None = None, *, version: str | None = None, agent: str | None = None
+    ) -> Json:
+        """``content`` of a file (SKILL.md) with ``bytes``, ``sha256`` and ``version_hash``."""
+        return await self.call("skills.load", given(skill_name=skill_name, path=path, version=version, agent=agent))
+
+    async def skills_activate(
+        self,
+        skill_name: str,
+        *,
+        version: str | None = None,
+        timeout_sec: float | None = None,
+        agent: str | None = None,
+    ) -> Json:
+        """Make a skill ready for commands: ``local_dir`` and ``active_path`` say where these find its files. Raises
+        Busy when its packages are not built within ``timeout_sec``."""
+        params = given(skill_name=skill_name, version=version, timeout_sec=timeout_sec, agent=agent)
+        return await self.call("skills.activate", params)
+
+    async def skills_upload(
+        self,
+        archive: bytes | None = None,
+        *,
+        blob_id: str | None = None,
+        activate: bool | None = None,
+        agent: str | None = None,
+    ) -> Json:
+        """Publish the bundle in an archive, or in a blob, and pin it: ``version``, ``version_hash``, ``created``,
+        ``active_version``. Needs ``publish``, as those that follow. :meth:`publish_skill` takes large ones."""
+        content = None if archive is None else b64encode(archive).decode()
+        params = given(content=content, blob_id=blob_id, activate=activate, agent=agent)
+        return await self.call("skills.upload", params)
+
+    async def skills_set_version(self, skill_name: str, version: str, *, agent: str | None = None) -> Json:
+        """Choose which version the name alone means."""
+        return await self.call("skills.set_version", given(skill_name=skill_name, version=version, agent=agent))
+
+    async def skills_disable(self, skill_name: str, *, enabled: bool | None = None, agent: str | None = None) -> Json:
+        """Let no agent of the project use a skill, or with ``enabled`` let them use it again: ``changed``."""
+        return await self.call("skills.disable", given(skill_name=skill_name, enabled=enabled, agent=agent))
+
+    async def skills_delete(
+        self,
+        skill_name: str,
+        *,
+        version: str | None = None,
+        reason: str | None = None,
+        agent: str | None = None,
+    ) -> Json:
+        """Serve a published version, or all of them, no longer: ``deleted`` and ``active_version``."""
+        params = given(skill_name=skill_name, version=version, reason=reason, agent=agent)
+        return await self.call("skills.delete", params)
+
+
+class SyncSkillTools(Waits):
+    """:class:`SkillTools` without ``await``."""
+
+    skills_list = blocking(SkillTools.skills_list)
+    skills_load = blocking(SkillTools.skills_load)
+    skills_activate = blocking(SkillTools.skills_activate)
+    skills_upload = blocking(SkillTools.skills_upload)
+    skills_set_version = blocking(SkillTools.skills_set_version)
+    skills_disable = blocking(SkillTools.skills_disable)
+    skills_delete = blocking(SkillTools.skills_delete)

@@ -12,6 +12,7 @@ from skillyard.config.limits import AdmissionSettings, LimitSettings
 from skillyard.config.network import NetworkSettings
 from skillyard.config.packages import EnvironmentSettings, PackagesSettings, with_bundled
 from skillyard.config.policy import PolicySettings, TrustSettings
+from skillyard.config.profiles import ProfileSettings, named
 from skillyard.config.secrets import SecretSettings
 from skillyard.config.section import MIB, Section
 from skillyard.config.storage import BlobSettings, OutputSettings, RecordSettings, SchemaSettings, SkillsSettings
@@ -54,6 +55,8 @@ class ServerSettings(Section):
 
 Environments = Annotated[dict[str, EnvironmentSettings], AfterValidator(with_bundled)]
 
+Profiles = Annotated[dict[str, ProfileSettings], AfterValidator(named)]
+
 
 class Sections(Section):
     """Every section, with the defaults of the product. Reads nothing: see :mod:`skillyard.config.settings`."""
@@ -85,4 +88,5 @@ class Sections(Section):
     gvisor: GvisorSettings = GvisorSettings()
     server: ServerSettings = ServerSettings()
     packages: PackagesSettings = PackagesSettings()
+    profiles: Profiles = Field(default_factory=dict)
     environments: Environments = Field(default_factory=lambda: with_bundled({}))

@@ -28,6 +28,7 @@ from pydantic_settings import (
 )
 
 from skillyard.client.discovery import default_data_dir
+from skillyard.config.profiles import check_isolations
 from skillyard.config.sections import Sections
 from skillyard.domain.errors import InvalidInput, shape, shown
 from skillyard.sandbox.registry import choices
@@ -121,6 +122,7 @@ def load_settings(**overrides: Any) -> Settings:
     except SettingsError as error:
         raise unread(error, os.environ) from None
     _check_isolations(settings)
+    check_isolations(settings.profiles, settings.policy.isolations | {settings.policy.isolation})
     return settings.model_copy(update={"notes": tuple(_notes(os.environ, settings))})
 
 
@@ -152,6 +154,9 @@ def _notes(environ: Mapping[str, str], settings: Settings) -> Iterator[str]:
         ours = getattr(settings.limits, name)
         if float(value) != float(ours):
             yield f"limits.{name} = {ours} of our own settings overrides the {SKILLFLAW}* variable ({value})"
+    for name, profile in settings.profiles.items():
+        if profile.ignored:
+            yield f"profiles.{name}: these keys of {profile.file} have no effect here: {', '.join(profile.ignored)}"
     known = {*_SKILLFLAW_LIMITS, "TIMEOUT_SECONDS"}
     for variable in sorted(name for name in environ if name.startswith("SKILLFLAW_")):
         short = variable.removeprefix(SKILLFLAW)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
@@ -17,6 +17,7 @@ _VALUE = re.compile(rf"[!-~]{{{MIN_LENGTH},{MAX_LENGTH}}}")
 _PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,128}")
 _AGENTS = re.compile(r"[A-Za-z0-9._@+*?\[\]!-]{1,128}")
 _PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_PROJECT_RULE = "must be a letter or digit, then letters, digits or . _ -, at most 64 in all"
 _NAME_RULE = "must be a letter or digit, then letters, digits or . _ @ + -, at most 64 in all"
 
 
@@ -34,10 +35,19 @@ ALL_SCOPES: frozenset[Scope] = frozenset(Scope)
 
 
 @dataclass(frozen=True, slots=True)
+class Profile:
+    """The rights that a profile leaves its tokens: patterns of methods and of skills."""
+
+    tools: tuple[str, ...]
+    skills: tuple[str, ...] = ("*",)
+
+
+@dataclass(frozen=True, slots=True)
 class Principal:
     """The caller. ``skills`` are patterns of names (``*``, ``salesforce.*``); ``project`` has the secrets of its runs.
     ``agent`` is the agent that it acts for, its own name unless another is given; ``agents`` are patterns of further
-    ones, which a call may name. ADMIN sees every principal's objects."""
+    ones, which a call may name. ADMIN sees every principal's objects. ``profile`` names the profile of its token, and
+    ``allowed`` has that profile's rights; a principal that lacks the rights of its profile may do nothing."""
 
     name: str
     scopes: frozenset[Scope] = ALL_SCOPES
@@ -45,6 +55,8 @@ class Principal:
     project: str = DEFAULT_PROJECT
     agent: str = ""
     agents: tuple[str, ...] = ()
+    profile: str | None = None
+    allowed: Profile | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.agent:
@@ -55,8 +67,31 @@ class Principal:
         if scope not in self.scopes and Scope.ADMIN not in self.scopes and self.scopes.isdisjoint(also):
             raise Forbidden(f"this token lacks the scope '{scope}'", scope=str(scope))
 
+    def may_call(self, tool: str) -> bool:
+        """Returns whether the profile allows a method; without a profile all are allowed."""
+        if self.profile is None:
+            return True
+        return self.allowed is not None and _meets(tool, self.allowed.tools)
+
+    def require_tool(self, tool: str) -> None:
+        """Raises Forbidden for a method that the profile does not allow."""
+        if not self.may_call(tool):
+            self.require_profile(tool)
+            rule = f"the profile '{self.profile}' of this token does not allow the tool '{tool}'"
+            raise Forbidden(rule, profile=self.profile, tool=tool)
+
+    def require_profile(self, tool: str = "") -> None:
+        """Raises Forbidden for a principal that lacks the rights of its profile. It names the ``tool``."""
+        if self.profile is None or self.allowed is not None:
+            return
+        lacks = f"{tool or 'the call'}: the settings of this server lack the profile '{self.profile}' of this token"
+        remedy = f"add [profiles.{self.profile}], or use a token without a profile"
+        raise Forbidden(f"{lacks}; {remedy}", profile=self.profile, **({"tool": tool} if tool else {}))
+
     def may_use(self, skill: str) -> bool:
-        return any(fnmatchcase(skill, pattern) for pattern in self.skills)
+        if self.profile is not None and (self.allowed is None or not _meets(skill, self.allowed.skills)):
+            return False
+        return _meets(skill, self.skills)
 
     def sees(self, owner: str) -> bool:
         return owner == self.name or Scope.ADMIN in self.scopes
@@ -64,7 +99,11 @@ class Principal:
     def may_act_for(self, agent: str) -> bool:
         if agent == self.agent or Scope.ADMIN in self.scopes:
             return True
-        return any(fnmatchcase(agent, pattern) for pattern in self.agents)
+        return _meets(agent, self.agents)
+
+
+def _meets(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +137,11 @@ OWNER = Principal("owner")
 
 def check_principal(principal: Principal) -> Principal:
     """Raises InvalidInput for a name or a pattern that cannot be a principal's."""
-    for field, name in (("name", principal.name), ("agent", principal.agent)):
+    for what, name in (("name", principal.name), ("agent", principal.agent)):
         if not _NAME.fullmatch(name):
-            raise InvalidInput(field, _NAME_RULE, shape(name))
+            raise InvalidInput(what, _NAME_RULE, shape(name))
+    if principal.profile is not None:
+        check_profile_name("profile", principal.profile)
     check_project("project", principal.project)
     for index, pattern in enumerate(principal.skills):
         if not _PATTERN.fullmatch(pattern):
@@ -122,10 +163,13 @@ def check_token_value(value: str) -> str:
     return value
 
 
-def check_project(field: str, project: str) -> str:
+def check_project(where: str, project: str) -> str:
     """Returns a project's name. Raises InvalidInput."""
     if not _PROJECT.fullmatch(project):
-        raise InvalidInput(
-            field, "must be a letter or digit, then letters, digits or . _ -, at most 64 in all", shape(project)
-        )
+        raise InvalidInput(where, _PROJECT_RULE, shape(project))
     return project
+
+
+def check_profile_name(where: str, profile: str) -> str:
+    """Returns a profile's name, which has the form of a project's. Raises InvalidInput."""
+    return check_project(where, profile)

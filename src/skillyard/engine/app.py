@@ -44,6 +44,7 @@ from skillyard.engine.skills.publishing import Publisher
 from skillyard.engine.skills.run_needs import Rules
 from skillyard.engine.skills.service import SkillService
 from skillyard.engine.skills.standings import Standings
+from skillyard.engine.skills.tools import SkillTools
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.approvals import ApprovalStore
 from skillyard.ports.blobs import BlobStore
@@ -149,11 +150,14 @@ class App:
                 self.skills, self.publisher, config.network, config.limits.family, config.packages, ports.clock, emit
             ),
             Inspection: Inspection(self.skills, ports.jailed),
+            SkillTools: SkillTools(self.skills, self.publisher, ports.blobs, self.planner, self.granter),
             SecretBook: self.secrets,
             PackageService: PackageService(
                 self.environments, self.skills, config.packages, ports.blobs, config.blobs.ttl_s
             ),
-            PolicyService: PolicyService(self.skills, self.backends, config.network, config.trust, has_gate),
+            PolicyService: PolicyService(
+                self.skills, self.backends, config.network, config.trust, has_gate, config.profiles
+            ),
         }
 
     async def start(self) -> None:
@@ -226,13 +230,16 @@ class App:
         ports, config = self.ports, self.config
         family, command_family = config.limits.family, config.commands.family(config.limits.family)
         frames = FrameFamilies(config.blobs.frames, config.commands.frames(config.blobs.frames))
-        self.planner = Planner(self.skills, self.backends, ports.blobs, ports.clock, ports.ids, family, command_family)
+        families = (family, command_family)
+        self.planner = Planner(
+            self.skills, self.backends, ports.blobs, ports.clock, ports.ids, *families, config.profiles
+        )
         secrets = RunSecrets(self.secrets, code_may=config.policy.run_code_secrets == "mounted")
         packages = RunPackages(self.environments, self.skills.standings, secrets, config.packages)
-        granter = Granter(
+        self.granter = granter = Granter(
             packages,
             secrets,
-            Rules(config.network, config.policy, config.packages),
+            Rules(config.network, config.policy, config.packages, config.profiles),
             self.environments,
             self.ahead,
             ports.jailed,

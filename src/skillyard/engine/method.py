@@ -147,6 +147,11 @@ VERSION: Schema = {
     "pattern": r"^[\x21-\x7e]{1,128}$",
     "description": "a version; the latest when omitted",
 }
+AGENT: Schema = {
+    "type": "string",
+    "maxLength": 64,
+    "description": "the agent that the call is for, where the token allows it; the token's own when omitted",
+}
 CURSOR: Schema = {
     "type": ["string", "null"],
     "maxLength": 1024,

@@ -127,7 +127,8 @@ class ModulesAhead:
 class CatalogueChanged:
     """Somebody published, withdrew, restored, pinned or unpinned a version (``act``).
 
-    The name belongs to ``project``. ``digest`` identifies the bytes.
+    The name belongs to ``project``. ``digest`` identifies the bytes. ``disabled`` and ``enabled`` are acts of a
+    ``project`` for itself, of no version.
     """
 
     act: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Protocol
 
 from skillyard.domain.errors import MethodNotFound
@@ -18,6 +18,7 @@ from skillyard.engine.runs import methods as execution
 from skillyard.engine.secrets import methods as secret_methods
 from skillyard.engine.skills import approval_methods, discovery, inspection
 from skillyard.engine.skills import methods as catalogue_methods
+from skillyard.engine.skills import tools as skill_tools
 
 METHODS: dict[str, Method[Any]] = {
     method.name: method
@@ -30,6 +31,7 @@ METHODS: dict[str, Method[Any]] = {
         policy_methods,
         secret_methods,
         catalogue_methods,
+        skill_tools,
         inspection,
         environment_methods,
         drain,
@@ -38,13 +40,16 @@ METHODS: dict[str, Method[Any]] = {
 }
 
 
-async def _discover(_service: object, _principal: Principal, _params: Mapping[str, Any]) -> dict[str, Any]:
-    return openrpc()
+async def _discover(_service: object, principal: Principal, _params: Mapping[str, Any]) -> dict[str, Any]:
+    if principal.profile is None:
+        return openrpc()
+    return _openrpc_of(tuple(name for name in METHODS if principal.may_call(name)))
 
 
 DISCOVER: Method[Any] = Method(
     name="rpc.discover",
-    doc="This table as an OpenRPC 1.3 document. Everybody with a token gets the whole of it.",
+    doc="This table as an OpenRPC 1.3 document. A token gets the whole of it, one with a profile the"
+    " methods that it may call.",
     params=obj({}),
     result=answer({"openrpc": STRING, "info": OBJECT, "methods": list_of(OBJECT, "by name"), "components": OBJECT}),
     scope=Scope.DISCOVER,
@@ -66,6 +71,13 @@ def openrpc() -> dict[str, Any]:
     return document(METHODS.values())
 
 
+@lru_cache(maxsize=64)
+def _openrpc_of(names: tuple[str, ...]) -> dict[str, Any]:
+    from skillyard.engine.openrpc import document
+
+    return document(METHODS[name] for name in names)
+
+
 class Services(Protocol):
     """The services that handlers get, by their classes. ``strict_params`` refuses parameters of unknown names."""
 
@@ -83,6 +95,8 @@ async def invoke(services: Services, principal: Principal, name: str, params: Ma
     method = METHODS.get(name)
     if method is None:
         raise MethodNotFound(f"there is no method '{name[:64]}'")
+    if principal.profile is not None:
+        principal.require_tool(name)
     principal.require(method.scope, method.also)
     service, strict = services.by_class[method.service], services.strict_params
     if not method.runs and not method.builds:

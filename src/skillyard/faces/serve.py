@@ -14,6 +14,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from skillyard.domain.skill.skill import Finding
 from skillyard.engine.app import App
 from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.table import METHODS, invoke
-from skillyard.faces.http.app import HttpLimits, create_app
+from skillyard.faces.http.app import METRICS, HttpLimits, create_app
 from skillyard.faces.http.guard import Bearer, Everybody, Hosts, is_loopback
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.server import HttpServer, listen, url_of
@@ -39,6 +40,8 @@ from skillyard.ports.tokens import TokenStore
 from skillyard.runtime import Runtime
 
 logger = logging.getLogger("skillyard.server")
+_TOOLS = (*METHODS, METRICS)
+"""The tools that a profile can name."""
 _TOLD = 10
 """Problems of skills that are logged one by one."""
 
@@ -113,7 +116,7 @@ class _Process:
             dispatcher=Dispatcher(METHODS, call, self._metrics.call),
             blobs=lambda: self._runtime.app.blobs,
             skills=lambda: self._runtime.app.publisher,
-            authenticator=Everybody() if self._no_auth else Bearer(self._runtime.tokens),
+            authenticator=Everybody() if self._no_auth else Bearer(self._runtime.tokens, self._runtime.bound),
             hosts=Hosts(server.host, server.allowed_hosts),
             meter=self._metrics,
             lifecycle=self._lifecycle,
@@ -161,6 +164,9 @@ class _Process:
         if offer.name != backends.strongest:
             missing = ", ".join(name for name, p in offer.probe.protections.items() if p.level is Level.MISSING)
             logger.warning("runs are isolated by '%s'; missing here: %s", offer.name, missing or "nothing")
+        for name, profile in self._settings.profiles.items():
+            if unknown := [tool for tool in profile.tools if not any(fnmatchcase(known, tool) for known in _TOOLS)]:
+                logger.warning("settings: profiles.%s: no method here is %s", name, ", ".join(unknown))
         for note in self._settings.notes:
             logger.warning("settings: %s", note)
         if not is_loopback(self._sock.getsockname()[0]):

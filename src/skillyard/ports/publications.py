@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from skillyard.domain.skill.publication import Pin, Publication, PublicationEvent
+from skillyard.domain.skill.publication import Disabled, Pin, Publication, PublicationEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,18 @@ class PublicationStore(Protocol):
         ...
 
     async def pinned(self, name: str) -> Pin | None: ...
+
+    async def disable(self, disabled: Disabled) -> Disabled:
+        """Stores that no agent of a project uses a skill. Returns the stored choice, which may be an earlier one."""
+        ...
+
+    async def enable(self, project: str, name: str) -> bool:
+        """Returns whether the skill was disabled in the project."""
+        ...
+
+    async def disabled(self) -> Sequence[Disabled]:
+        """Of every project, by project and name."""
+        ...
 
     async def changed(self, since: int) -> tuple[int, Sequence[str]]:
         """Returns the number of the newest line of all histories, and the names in newer lines.

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from skillyard.domain.checks import check_page, check_unicode
 from skillyard.domain.skill.publication import (
+    Disabled,
     Pin,
     Publication,
     PublicationAct,
@@ -30,6 +31,7 @@ class MemoryPublications:
         self._rows: dict[tuple[str, str], Publication] = {}
         self._pins: dict[str, Pin] = {}
         self._history: list[PublicationEvent] = []
+        self._disabled: dict[tuple[str, str], Disabled] = {}
 
     async def insert(self, publication: Publication, *, any_project: bool = False) -> Inserted:
         judged = await self._judge(publication, any_project)
@@ -114,6 +116,15 @@ class MemoryPublications:
 
     async def pinned(self, name: str) -> Pin | None:
         return self._pins.get(name)
+
+    async def disable(self, disabled: Disabled) -> Disabled:
+        return self._disabled.setdefault((disabled.project, disabled.name), disabled)
+
+    async def enable(self, project: str, name: str) -> bool:
+        return self._disabled.pop((project, name), None) is not None
+
+    async def disabled(self) -> Sequence[Disabled]:
+        return [self._disabled[key] for key in sorted(self._disabled)]
 
     async def changed(self, since: int) -> tuple[int, Sequence[str]]:
         return len(self._history), list({event.name for event in self._history[since:]})

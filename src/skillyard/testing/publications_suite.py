@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from skillyard.domain.errors import Forbidden, InvalidInput, QuotaExceeded, SkillyardError, VersionTaken
-from skillyard.domain.skill.publication import Pin, Publication, PublicationAct, PublicationLimits
+from skillyard.domain.skill.publication import Disabled, Pin, Publication, PublicationAct, PublicationLimits
 from skillyard.ports.publications import Inserted, PublicationStore
 from skillyard.testing.store_check import Checks, expect, refused
 
@@ -228,6 +228,20 @@ async def what_changed_since_is_told(make: Maker) -> None:
         await store.restore("x.y", "1.0.0", at=4.0, by="bob")
         last, names = await store.changed(first)
         expect(last > first and sorted(names) == ["dir.only", "x.y"], "each once", names)
+
+
+@check
+async def a_project_disables_a_skill_for_itself(make: Maker) -> None:
+    async with make(ROOMY) as store:
+        expect(list(await store.disabled()) == [], "nothing at first")
+        ours, theirs = Disabled("hr", "a.b", 2.0, "ann"), Disabled("crm", "x.y", 1.0, "bob")
+        expect(await store.disable(ours) == ours and await store.disable(theirs) == theirs, "the stored one")
+        expect(await store.disable(Disabled("hr", "a.b", 3.0, "eve")) == ours, "the first one stays")
+        expect(list(await store.disabled()) == [theirs, ours], "by project and name")
+        expect(not await store.enable("crm", "a.b"), "of no other project")
+        expect(await store.enable("hr", "a.b") and not await store.enable("hr", "a.b"), "once")
+        expect(list(await store.disabled()) == [theirs], "the other stays")
+        expect(await store.changed(0) == (0, []), "no version has changed")
 
 
 @check

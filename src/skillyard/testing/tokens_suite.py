@@ -16,7 +16,13 @@ check = Checks[Maker]()
 CHECKS = check.all
 
 CI = Principal(
-    "ci", frozenset({Scope.DISCOVER, Scope.RUN_CODE}), ("sales.*", "tools"), "crm", "crawler", ("crawler-*", "x@y")
+    "ci",
+    frozenset({Scope.DISCOVER, Scope.RUN_CODE}),
+    ("sales.*", "tools"),
+    "crm",
+    "crawler",
+    ("crawler-*", "x@y"),
+    "bounded",
 )
 CHOSEN = "chosen-by-a-user-0123456789"
 
@@ -81,6 +87,9 @@ async def names_and_patterns_have_a_form(make: Maker) -> None:
         for agent in ("a b", "*", "a/b", "a\n", "a" * 65):
             error = await refused(InvalidInput, store.create(Principal("x", agent=agent)), f"{agent!r}")
             expect(error.field == "agent", "the error names the field", error.field)
+        for profile in ("", "a b", "*"):
+            error = await refused(InvalidInput, store.create(Principal("x", profile=profile)), f"{profile!r}")
+            expect(error.field == "profile", "the error names the field", error.field)
         for pattern in ("", "a b", "ä", "a\n"):
             error = await refused(InvalidInput, store.create(Principal("x", agents=("*", pattern))), f"{pattern!r}")
             expect(error.field == "agents[1]", "the error names the pattern", error.field)

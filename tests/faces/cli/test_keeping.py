@@ -32,17 +32,17 @@ def test_tokens_are_listed_with_what_they_allow(bare: Cli) -> None:
     made = bare(
         *("token", "create", "bot", "--scopes", "discover,execute"),
         *("--skills", "sales.*", "--skills", "hr.x", "--project", "crm", "--value", "-", "--json"),
-        *("--agent", "crawler", "--agents", "crawler-*", "--agents", "x"),
+        *("--agent", "crawler", "--agents", "crawler-*", "--agents", "x", "--profile", "bounded"),
         stdin=value + "\n",
     )
     granted = {"name": "bot", "scopes": ["discover", "execute"], "skills": ["sales.*", "hr.x"], "project": "crm"}
-    granted |= {"agent": "crawler", "agents": ["crawler-*", "x"]}
+    granted |= {"agent": "crawler", "agents": ["crawler-*", "x"], "profile": "bounded"}
     assert json.loads(made.stdout) == {**granted, "token": value}
     (row,) = json.loads(bare("token", "list", "--json").stdout)
     assert {key: row[key] for key in granted} == granted
     assert (row["revoked"], row["last_used_at"]) == (False, None)
     assert "sales.* hr.x" in bare("token", "list").stdout
-    assert "crawler crawler-* x" in bare("token", "list").stdout
+    assert "crawler crawler-* x  bounded" in bare("token", "list").stdout
 
 
 def test_a_token_is_revoked_once(bare: Cli) -> None:
@@ -64,6 +64,7 @@ def test_a_token_is_revoked_once(bare: Cli) -> None:
         (("--project", "a/b"), "project: must be"),
         (("--agent", "a/b"), "agent: must be"),
         (("--agents", "a b"), "agents[0]: must be"),
+        (("--profile", "a b"), "profile: must be"),
     ],
 )
 def test_bad_tokens_are_refused(bare: Cli, args: tuple[str, ...], message: str) -> None:

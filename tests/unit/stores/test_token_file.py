@@ -109,13 +109,19 @@ async def test_projects_are_kept_and_files_without_them_read(tokens: FileTokens,
 
 
 async def test_agents_are_kept_in_a_format_of_their_own(tokens: FileTokens, path: Path) -> None:
-    crm, bot = Principal("ann", project="crm"), Principal("bot", agent="crawler", agents=("crawler-*",))
+    crm, bot = (
+        Principal("ann", project="crm"),
+        Principal("bot", agent="crawler", agents=("crawler-*",), profile="bounded"),
+    )
     texts = [await tokens.create(crm)]
     assert json.loads(path.read_text())["v"] == 2, "an older skillyard reads it rightly"
     texts.append(await tokens.create(bot))
     document = json.loads(path.read_text())
-    assert document["v"] == 3, "an older skillyard would take it for a token of another agent"
-    assert [set(entry) & {"agent", "agents"} for entry in document["tokens"]] == [set(), {"agent", "agents"}]
+    assert document["v"] == 3, "an older skillyard would take it for a token without bounds"
+    assert [set(entry) & {"agent", "agents", "profile"} for entry in document["tokens"]] == [
+        set(),
+        {"agent", "agents", "profile"},
+    ]
     fresh = FileTokens(path, ManualClock())
     assert [await fresh.verify(text) for text in texts] == [crm, bot]
 

@@ -15,7 +15,8 @@ from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.network.address import Address, closed, embedded
 from skillyard.domain.network.rule import MAX_RULES, Rule, parse_rule
 
-OPERATOR = "operator"
+OPERATOR, PROFILE = "operator", "profile"
+"""The layers of the settings, which nothing replaces while a run works."""
 NONE_WORD, OPEN_WORD = "none", "open"
 
 

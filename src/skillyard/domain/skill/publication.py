@@ -48,6 +48,16 @@ class Pin:
     pinned_by: str
 
 
+@dataclass(frozen=True, slots=True)
+class Disabled:
+    """A project's choice that no agent of it uses the skill ``name``."""
+
+    project: str
+    name: str
+    at: float
+    by: str
+
+
 class PublicationAct(StrEnum):
     PUBLISHED = "published"
     WITHDRAWN = "withdrawn"

@@ -91,6 +91,7 @@ class SkillLine:
     description: str
     short_description: str = ""
     tags: tuple[str, ...] = ()
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,4 +167,5 @@ class Skill:
             self.description,
             self.short_description,
             self.tags,
+            self.digest,
         )

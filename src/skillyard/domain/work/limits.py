@@ -44,6 +44,12 @@ class LimitFamily:
         default_factory=lambda: Limits(timeout_ms=3_600_000, memory_mb=8192, cpus=16.0, pids=4096, disk_mb=16384)
     )
 
+    def within(self, most: Mapping[str, int | float]) -> LimitFamily:
+        """Returns the family with maxima of at most ``most``. Defaults above them come down to them."""
+        maxima = {name: min(value, most.get(name, value)) for name, value in self.maxima.as_dict().items()}
+        defaults = {name: min(value, maxima[name]) for name, value in self.defaults.as_dict().items()}
+        return LimitFamily(Limits(**defaults), Limits(**maxima))  # type: ignore[arg-type]
+
     def resolve(self, asked: Mapping[str, Any], *, where: str = "limits") -> Limits:
         """The limits for a request that names some of them.
 

@@ -7,12 +7,14 @@ declare (:class:`skillyard.engine.skills.standings.RunTrust`), and is empty for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from skillyard.config.network import NetworkSettings
-from skillyard.domain.network.policy import OPERATOR, Layer, Policy, is_open, parse_rules
+from skillyard.config.profiles import ProfileSettings
+from skillyard.domain.network.policy import OPERATOR, PROFILE, Layer, Policy, is_open, parse_rules
 from skillyard.domain.network.rule import Rule
+from skillyard.domain.principal import Principal
 from skillyard.domain.sandbox.guarantees import Level, Protection
 from skillyard.domain.skill.skill import Skill
 from skillyard.engine.runs.failure import Refused
@@ -32,8 +34,10 @@ def granted(
     mounted: Sequence[Skill],
     asked: tuple[Rule, ...] | None,
     least: str = "",
+    profile: Layer | None = None,
 ) -> Policy | None:
     """Returns the policy, or None for no network. ``asked`` are the rules of the request, None when it has none.
+    ``profile`` is the bound of the profile of the run's token, None when it has none.
 
     Raises Refused for a layer that asks for more than the layers above it give.
     """
@@ -47,13 +51,16 @@ def granted(
     own = own_layer(config, skill, mounted, least)
     who = f"'{skill.name}' asks" if skill is not None else "the code asks"
     _check_consent(config, own, who)
-    layers = [Layer(OPERATOR, config.rules), own]
+    layers = [Layer(OPERATOR, config.rules), own, *([profile] if profile is not None else [])]
     if asked is not None:
         layers.append(Layer(REQUEST, asked))
         _check_consent(config, layers[-1], "the request asks")
     policy = Policy(tuple(layers), config.hosts, config.nat64)
     if policy.nothing:
-        raise _refused(f"{who} for the network ({listed(own.rules)}), and no operator rule allows any (network.rules)")
+        bound = "no operator rule allows any (network.rules)"
+        if profile is not None and not _allows(profile.rules):
+            bound = "the profile of the token allows none"
+        raise _refused(f"{who} for the network ({listed(own.rules)}), and {bound}")
     return policy
 
 
@@ -70,6 +77,12 @@ def why_none(
     if skill is not None and not _allows(parse_rules(skill.needs.network)):
         return f"'{skill.name}' declares no hosts (permissions.network of its manifest)"
     return _nothing_of(config, skill, mounted, least)
+
+
+def profile_layer(profiles: Mapping[str, ProfileSettings], principal: Principal) -> Layer | None:
+    """Returns the bound that a principal's profile sets to its runs; None when it sets none."""
+    section = None if principal.profile is None else profiles.get(principal.profile)
+    return None if section is None or section.network is None else Layer(PROFILE, section.network)
 
 
 def own_layer(config: NetworkSettings, skill: Skill | None, mounted: Sequence[Skill], least: str = "") -> Layer:

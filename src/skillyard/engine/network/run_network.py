@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from skillyard.domain.errors import GateFault, InvalidInput, SandboxGone
-from skillyard.domain.network.policy import OPERATOR, Layer, Policy
+from skillyard.domain.network.policy import OPERATOR, PROFILE, Layer, Policy
 from skillyard.domain.network.rule import Rule
 from skillyard.domain.network.session import MOST_REASON, Connection, Egress, EgressPlan, NetworkLog, ports_of
 from skillyard.domain.sandbox.spec import SandboxSpec
@@ -154,7 +154,7 @@ class RunNetwork:
     async def change(self, rules: Sequence[Rule], *, by: str, at: float, replaces: bool) -> Change:
         """Changes the policy: ``rules`` are one more layer, or ``replaces`` the granted ones.
 
-        The operator's layer stays. The change is in force when this returns. Raises GateFault, InvalidInput, and
+        The layers of the settings stay. The change is in force when this returns. Raises GateFault, InvalidInput, and
         SandboxGone when the run has ended."""
         layer = Layer(ADMIN if replaces else LIVE, tuple(rules))
         change = Change(at, by, layer.name, tuple(layer.texts()))
@@ -172,7 +172,7 @@ class RunNetwork:
         return change
 
     def _below_operator(self) -> Policy:
-        return replace(self._granted, layers=tuple(x for x in self._granted.layers if x.name == OPERATOR))
+        return replace(self._granted, layers=tuple(x for x in self._granted.layers if x.name in (OPERATOR, PROFILE)))
 
     def _check_room(self, change: Change) -> None:
         """Taking everything away is always possible."""

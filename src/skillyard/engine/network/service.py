@@ -10,6 +10,7 @@ from typing import Any
 
 from skillyard.config.network import NetworkSettings
 from skillyard.config.policy import TrustSettings
+from skillyard.config.profiles import ProfileSettings
 from skillyard.domain.errors import InvalidInput
 from skillyard.domain.network.address import Address, parse_address
 from skillyard.domain.network.explain import Target, explain
@@ -18,7 +19,16 @@ from skillyard.domain.network.rule import Rule
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import Skill
 from skillyard.engine.backends import Backends, Offer
-from skillyard.engine.network.grant import EGRESS, REQUEST, ability, check_offer, granted, layers_of, own_layer
+from skillyard.engine.network.grant import (
+    EGRESS,
+    REQUEST,
+    ability,
+    check_offer,
+    granted,
+    layers_of,
+    own_layer,
+    profile_layer,
+)
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.skills.service import SkillService
 
@@ -61,6 +71,7 @@ class PolicyService:
     network: NetworkSettings
     trust: TrustSettings
     has_gate: bool
+    profiles: Mapping[str, ProfileSettings]
 
     async def explain(self, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
         """Returns which rules decide about each target, layer by layer."""
@@ -71,12 +82,13 @@ class PolicyService:
         asked = None if params.get("network") is None else parse_rules(params["network"])
         somebody = skill is not None or params["code"]
         least = (await self.skills.standings.of(mounted)).least
-        policy = self._policy(skill, mounted, asked, least, somebody=somebody)
+        profile = profile_layer(self.profiles, principal)
+        policy = self._policy(skill, mounted, asked, least, profile, somebody=somebody)
         explained = [await _explained(policy, target, params["resolve"]) for target in targets]
         told: dict[str, Any] = {"layers": layers_of(policy), "targets": explained}
         if least:
             told["least"] = least
-        if somebody and (why := self._refusal(skill, mounted, asked, least)):
+        if somebody and (why := self._refusal(skill, mounted, asked, least, profile)):
             told["refused"] = why
         return told
 
@@ -111,6 +123,7 @@ class PolicyService:
         mounted: Sequence[Skill],
         asked: tuple[Rule, ...] | None,
         least: str,
+        profile: Layer | None,
         *,
         somebody: bool,
     ) -> Policy:
@@ -119,16 +132,23 @@ class PolicyService:
         layers = [Layer(OPERATOR, config.rules)]
         if somebody:
             layers.append(own_layer(config, skill, mounted, least))
+        if profile is not None:
+            layers.append(profile)
         if asked is not None:
             layers.append(Layer(REQUEST, asked))
         return Policy(tuple(layers), config.hosts, config.nat64)
 
     def _refusal(
-        self, skill: Skill | None, mounted: Sequence[Skill], asked: tuple[Rule, ...] | None, least: str
+        self,
+        skill: Skill | None,
+        mounted: Sequence[Skill],
+        asked: tuple[Rule, ...] | None,
+        least: str,
+        profile: Layer | None,
     ) -> str:
         """Returns why a run with this policy would not start, with the default isolation."""
         try:
-            policy = granted(self.network, skill, mounted, asked, least)
+            policy = granted(self.network, skill, mounted, asked, least, profile)
             if policy is not None and (offer := self.backends.default) is not None:
                 check_offer(offer, self.has_gate, policy)
         except Refused as refusal:

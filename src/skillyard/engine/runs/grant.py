@@ -34,7 +34,7 @@ from skillyard.domain.skill.skill import Skill
 from skillyard.domain.work.command import Command
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import RunRecord
-from skillyard.engine.network.grant import check_offer, granted, layers_of, why_none
+from skillyard.engine.network.grant import check_offer, granted, layers_of, profile_layer, why_none
 from skillyard.engine.network.run_network import NetworkGrant
 from skillyard.engine.observer import Observer, SecretsGiven
 from skillyard.engine.packages.ahead import Ahead, Wish, consented
@@ -131,6 +131,19 @@ class Granter:
             given=given,
         )
 
+    async def prepare(self, plan: Plan) -> Environment:
+        """Makes the packages of a run ready. An interpreter with them is made ready as a hint.
+
+        Raises Refused; InvalidInput for an environment that does not exist."""
+        environment = await self._packages.give(plan)
+        named = environment.built is None or self._environments.is_named(environment)
+        group = plan.principal.name if self._rules.policy.separate_principals else ""
+        modules = consented(plan, environment, self._environments.definitions[plan.environment], named=named)
+        ref, _ = self._ahead.chosen(plan.offer.backend, environment.ref, modules, group)
+        spec = make_spec(plan.offer.demand, plan.limits, ref, (), group, plan.principal.name)
+        await plan.offer.backend.prepare(spec)
+        return environment
+
     def refused_needs(self, plan: Plan) -> dict[str, Any] | None:
         """Returns the needs for the record of a run that was refused."""
         return run_needs(self._rules, plan, Given(refused=True)) if plan.skills else None
@@ -154,7 +167,9 @@ class Granter:
 
     def _policy(self, plan: Plan) -> Policy | None:
         """Returns None for no network. Raises Refused."""
-        policy = granted(self._rules.network, plan.skill, plan.skills, plan.request.network, plan.trust.least)
+        profile = profile_layer(self._rules.profiles, plan.principal) if plan.principal.profile is not None else None
+        asked, least = plan.request.network, plan.trust.least
+        policy = granted(self._rules.network, plan.skill, plan.skills, asked, least, profile)
         if policy is not None:
             check_offer(plan.offer, self._gate is not None, policy)
         return policy

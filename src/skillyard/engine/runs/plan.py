@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from skillyard.config.profiles import ProfileSettings, bound
 from skillyard.domain.errors import (
     BlobNotFound,
     InvalidInput,
     NotExecutable,
     UnsupportedLanguage,
+    shown,
 )
 from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT
 from skillyard.domain.principal import Principal
@@ -71,6 +73,7 @@ class Planner:
         ids: Ids,
         limits: LimitFamily,
         command_limits: LimitFamily,
+        profiles: Mapping[str, ProfileSettings],
     ) -> None:
         self._skills = skills
         self._backends = backends
@@ -79,18 +82,23 @@ class Planner:
         self._ids = ids
         self._limits = limits
         self._command_limits = command_limits
+        self._profiles = profiles
 
     async def plan(self, principal: Principal, request: RunRequest, before: RunRecord | None = None) -> Plan:
         """Finds and checks everything that a request names. ``before`` is the record of a run that is planned again.
 
-        Raises SkillNotFound, BlobNotFound, NotExecutable, UnsupportedLanguage, InvalidInput, ProtectionMissing.
+        Raises SkillNotFound, BlobNotFound, NotExecutable, UnsupportedLanguage, InvalidInput, ProtectionMissing, and
+        Forbidden for a principal whose profile is not there any more.
         """
-        offer = await self._backends.choose(request.isolation)
+        family = self._limits if request.command is None else self._command_limits
+        isolation = request.isolation
+        if principal.profile is not None:
+            principal, family, isolation = self._profiled(principal, request, family)
+        offer = await self._backends.choose(isolation)
         run_id = self._ids.run() if before is None else before.run_id
         now, taken_at = self._clock.now(), self._clock.monotonic()
         named = request.skill is not None or request.mount_skills
         of, skills, trust = await self._find_skills(principal, request) if named else (None, (), UNMOUNTED)
-        family = self._limits if request.command is None else self._command_limits
         skill = of if request.command is None else None
         ids = enumerate(request.input_blobs)
         blobs = tuple([await owned_blob(self._blobs, principal, id, f"input_blobs[{i}]") for i, id in ids])
@@ -111,6 +119,39 @@ class Planner:
             blob_mounts=tuple([await _blob_mount(self._blobs, blob) for blob in blobs]),
             blob_prefix="" if before is None else before.blob_prefix,
         )
+
+    async def ahead(self, principal: Principal, skill: Skill) -> Plan:
+        """Returns the plan of code that mounts a skill, for what can be made ready ahead of it.
+
+        Raises what :meth:`plan` raises."""
+        request, family, isolation = RunRequest(RunKind.CODE, code=""), self._command_limits, None
+        if principal.profile is not None:
+            principal, family, isolation = self._profiled(principal, request, family)
+        skills = await self._skills.mounted(principal, skill, ())
+        return Plan(
+            run_id="",
+            principal=principal,
+            request=request,
+            created_at=self._clock.now(),
+            taken_at=self._clock.monotonic(),
+            limits=family.defaults,
+            environment=_environment(request, None, skills),
+            offer=await self._backends.choose(isolation),
+            skills=skills,
+            trust=await self._skills.standings.of(skills),
+        )
+
+    def _profiled(
+        self, principal: Principal, request: RunRequest, family: LimitFamily
+    ) -> tuple[Principal, LimitFamily, str | None]:
+        """Returns the principal with its profile's rights, and the limits and isolation of its runs."""
+        principal = bound(self._profiles, principal)
+        principal.require_profile()
+        profile, isolation = self._profiles[principal.profile or ""], request.isolation
+        if profile.isolation is not None and isolation not in (None, profile.isolation):
+            rule = f"must be '{profile.isolation}': the profile '{principal.profile}' has no other"
+            raise InvalidInput("isolation", rule, shown(isolation))
+        return principal, family.within(profile.limits.most), profile.isolation or isolation
 
     async def _find_skills(
         self, principal: Principal, request: RunRequest

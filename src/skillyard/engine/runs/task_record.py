@@ -181,6 +181,7 @@ class Brief:
                 "skills": principal.skills,
                 "agent": principal.agent,
                 "agents": principal.agents,
+                "profile": principal.profile,
                 "request": self.request.stored(),
                 "outputs": None if outputs is None else {"key": outputs.key, "schema": outputs.schema},
                 "offline": self.offline,
@@ -198,6 +199,7 @@ class Brief:
             record.project,
             stored.get("agent", ""),
             tuple(stored.get("agents", ())),
+            stored.get("profile"),
         )
         outputs = None if stored["outputs"] is None else OutputSchema(**stored["outputs"])
         return cls(principal, from_stored(stored["request"]), outputs, stored["offline"])

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import mimetypes
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from skillyard.domain.errors import FileNotFound, InvalidInput, SkillNotFound, shown
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.skill.skill import Skill, SkillLine
+from skillyard.domain.skill.skill import Skill, SkillFile, SkillLine
 from skillyard.engine.method import (
     BOOLEAN,
     CURSOR,
@@ -42,20 +42,33 @@ LISTED_FILES = 50
 
 
 async def list_skills(skills: SkillService, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    lines, cursor = await page_of(skills, principal, params, await skills.disabled(principal.project))
+    return {"skills": [_row(line, params["detail"]) for line in lines], "next_cursor": cursor}
+
+
+async def page_of(
+    skills: SkillService, principal: Principal, params: Mapping[str, Any], hidden: Collection[str]
+) -> tuple[list[SkillLine], str | None]:
+    """Returns a page of the skills that the principal may use, and the cursor of the next one.
+
+    It leaves ``hidden`` names out."""
     revision = await skills.store.revision()
     after = None
     if params["cursor"] is not None:
         after = cursors.unseal(skills.cursor_key, revision, params["cursor"])
     limit = params["limit"]
-    lines = await _usable(skills, principal, after, limit + 1, params.get("namespace"))
-    return {
-        "skills": [_row(line, params["detail"]) for line in lines[:limit]],
-        "next_cursor": cursors.seal(skills.cursor_key, revision, lines[limit - 1].name) if len(lines) > limit else None,
-    }
+    lines = await _usable(skills, principal, after, limit + 1, params.get("namespace"), hidden)
+    more = cursors.seal(skills.cursor_key, revision, lines[limit - 1].name) if len(lines) > limit else None
+    return lines[:limit], more
 
 
 async def _usable(
-    skills: SkillService, principal: Principal, after: str | None, limit: int, namespace: str | None
+    skills: SkillService,
+    principal: Principal,
+    after: str | None,
+    limit: int,
+    namespace: str | None,
+    hidden: Collection[str],
 ) -> list[SkillLine]:
     """At most ``limit`` skills behind ``after`` that the principal may use. ``namespace`` ends on a dotted boundary:
     ``sales`` does not match ``salesforce.x`` (skills-protocol §11)."""
@@ -63,7 +76,7 @@ async def _usable(
     ask = limit
     while len(found) < limit:
         page = await skills.store.page(after, ask, namespace)
-        found += [line for line in page if principal.may_use(line.name)]
+        found += [line for line in page if principal.may_use(line.name) and line.name not in hidden]
         if len(page) < ask:
             break
         after, ask = page[-1].name, LARGEST_STEP
@@ -128,13 +141,10 @@ def _inside(skill: Skill) -> dict[str, Any]:
 
 async def read_skill_file(skills: SkillService, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
     skill = await skills.find(principal, params["name"], params.get("version"))
-    path = _checked_path(params["path"])
-    size = next((file.size for file in skill.files if file.path == path), None)
-    if size is None:
-        raise FileNotFound("path", f"the skill {skill.name} {skill.version} has no file '{path[:256]}'")
-    offset = params["offset"]
+    file = file_of(skill, params["path"])
+    path, size, offset = file.path, file.size, params["offset"]
     async with skills.large_reads.place(min(params["max_bytes"], size)):
-        data = await asyncio.to_thread(_read, skill.root, path, offset, params["max_bytes"])
+        data = await asyncio.to_thread(read_bytes, skill.root, path, offset, params["max_bytes"])
     whole = cut_head(data) if offset + len(data) < size else data
     content, encoding = show(data, text=False) if b"\0" in data else show(whole)
     taken = len(whole) if encoding == "utf-8" else len(data)
@@ -149,6 +159,15 @@ async def read_skill_file(skills: SkillService, principal: Principal, params: Ma
         "truncated": offset + taken < size,
         "next_offset": offset + taken if offset + taken < size else None,
     }
+
+
+def file_of(skill: Skill, named: str) -> SkillFile:
+    """Returns the file of a skill. Raises InvalidInput for a path that could leave its root, FileNotFound."""
+    path = _checked_path(named)
+    found = next((file for file in skill.files if file.path == path), None)
+    if found is None:
+        raise FileNotFound("path", f"the skill {skill.name} {skill.version} has no file '{path[:256]}'")
+    return found
 
 
 def _checked_path(path: str) -> str:
@@ -167,7 +186,8 @@ def _checked_path(path: str) -> str:
     return "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
-def _read(root: Path, path: str, offset: int, length: int) -> bytes:
+def read_bytes(root: Path, path: str, offset: int, length: int) -> bytes:
+    """Returns bytes of a file below a skill's root. Raises InvalidInput for one that leads out of it."""
     home = root.resolve()
     file = (home / path).resolve()
     if not file.is_relative_to(home):

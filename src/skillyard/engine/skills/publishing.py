@@ -16,6 +16,7 @@ from skillyard.domain.errors import Forbidden, SkillNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.name import GUIDE
 from skillyard.domain.skill.publication import (
+    Disabled,
     Pin,
     Publication,
     PublicationAct,
@@ -81,6 +82,8 @@ def event_view(event: PublicationEvent) -> dict[str, Any]:
 T = TypeVar("T")
 
 LATEST = "latest"
+UPLOAD_TOOL, EXPORT_TOOL = "skills.upload", "read_skill_file"
+"""The tools that a profile names to allow bundles in and out in streams."""
 UPLOADS, DOWNLOADS = (8, 4), (64, 16)
 """Bundles on their way at once: of all, and of one principal. Each is a file, and in memory for a moment."""
 _CROWDED = "too many bundles are on their way at once"
@@ -160,7 +163,7 @@ class Publisher:
         views = {**published, **{skill.version: served_view(skill) for skill in elsewhere}}
         if not views:
             raise unknown
-        latest, pin = await self._latest(name), await self._publications.pinned(name)
+        latest, pin = await self.latest(name), await self._publications.pinned(name)
         return {
             "name": name,
             "latest": latest,
@@ -173,6 +176,23 @@ class Publisher:
     async def withdraw(self, principal: Principal, name: str, version: str, reason: str) -> dict[str, Any]:
         """Raises SkillNotFound, Forbidden."""
         return await self.change(self._withdraw(principal, name, version, reason))
+
+    async def withdraw_all(self, principal: Principal, name: str, reason: str) -> list[dict[str, Any]]:
+        """Withdraws every published version that is served; returns them. Raises SkillNotFound, Forbidden."""
+        return await self.change(self._withdraw_all(principal, name, reason))
+
+    async def set_enabled(self, principal: Principal, name: str, *, enabled: bool) -> bool:
+        """Lets agents of the principal's project use a skill, or not. Returns whether that is new.
+
+        Raises SkillNotFound for a skill that is not there and not disabled."""
+        return await self.change(self._set_enabled(principal, name, enabled=enabled))
+
+    async def latest(self, name: str) -> str | None:
+        """Returns the version that the name alone means; None when none is served."""
+        try:
+            return (await self._skills.store.get(name)).version
+        except SkillNotFound:
+            return None
 
     async def restore(self, principal: Principal, name: str, version: str) -> dict[str, Any]:
         """Raises SkillNotFound, Forbidden."""
@@ -228,6 +248,27 @@ class Publisher:
             await self._changed(PublicationAct.WITHDRAWN, principal, gone.publication)
         return {**publication_view(gone.publication), "changed": gone.changed, "unpinned": gone.unpinned}
 
+    async def _withdraw_all(self, principal: Principal, name: str, reason: str) -> list[dict[str, Any]]:
+        served = [told.version for told in await self._publications.of(name) if not told.withdrawn]
+        if not served:
+            raise SkillNotFound("skill_name", f"no published version of '{name[:256]}' is served", skill=name[:256])
+        return [await self._withdraw(principal, name, version, reason) for version in served]
+
+    async def _set_enabled(self, principal: Principal, name: str, *, enabled: bool) -> bool:
+        project = principal.project
+        was_off = name in await self._skills.disabled(project)
+        if not principal.may_use(name) or not (was_off or await self._skills.store.versions(name)):
+            raise SkillNotFound("skill_name", f"no skill '{name[:256]}'", skill=name[:256])
+        if was_off != enabled:
+            return False
+        if enabled:
+            await self._publications.enable(project, name)
+        else:
+            await self._publications.disable(Disabled(project, name, self._clock.now(), principal.name))
+        self._skills.forget_disabled()
+        self._emit(CatalogueChanged("enabled" if enabled else "disabled", name, "", "", principal.name, project))
+        return True
+
     async def _restore(self, principal: Principal, name: str, version: str) -> dict[str, Any]:
         await self._check_published(principal, name, version)
         before = await self._publications.find(name, version)
@@ -260,7 +301,7 @@ class Publisher:
         if gone is not None:
             owner = await self._publications.owner(name) or principal.project
             await self._tell(PublicationAct.UNPINNED, principal, name, gone.version, "", owner)
-        latest = await self._latest(name)
+        latest = await self.latest(name)
         if gone is None and latest is None and await self._publications.owner(name) is None:
             raise SkillNotFound("name", f"no skill '{name[:256]}'", skill=name[:256])
         facts = {} if gone is None else {"unpinned_at": now, "unpinned_by": principal.name}
@@ -282,12 +323,6 @@ class Publisher:
             return [await store.get(name, version) for version in await store.versions(name)]
         except SkillNotFound:  # there are none, or one was withdrawn meanwhile
             return []
-
-    async def _latest(self, name: str) -> str | None:
-        try:
-            return (await self._skills.store.get(name)).version
-        except SkillNotFound:
-            return None
 
     async def _check_published(self, principal: Principal, name: str, version: str) -> None:
         """Raises SkillNotFound for a version that was never published, to all alike; Forbidden."""

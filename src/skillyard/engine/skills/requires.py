@@ -8,7 +8,7 @@ are tried alone first: a skill's range does not draw in bytes that nobody consen
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from skillyard.domain.errors import InvalidInput, SkillNotFound
 from skillyard.domain.principal import Principal
@@ -52,12 +52,18 @@ class Seen:
     """The catalogue as far as the principal may see it, each version read once."""
 
     def __init__(
-        self, store: SkillStore, publications: PublicationStore, standings: Standings, principal: Principal
+        self,
+        store: SkillStore,
+        publications: PublicationStore,
+        standings: Standings,
+        principal: Principal,
+        disabled: Collection[str] = (),
     ) -> None:
         self._store = store
         self._publications = publications
         self._standings = standings
         self._principal = principal
+        self._disabled = disabled
         self._versions: dict[str, tuple[list[str], str | None]] = {}
         self._skills: dict[tuple[str, str], Skill | None] = {}
         self._approved: dict[tuple[str, str], bool] = {}
@@ -70,7 +76,7 @@ class Seen:
         return self._versions[name]
 
     async def _look(self, name: str) -> tuple[list[str], str | None]:
-        if not self._principal.may_use(name):
+        if name in self._disabled or not self._principal.may_use(name):
             return [], None
         try:
             versions = await self._store.versions(name)

@@ -16,6 +16,7 @@ from typing import Any
 from skillyard.config.network import NetworkSettings
 from skillyard.config.packages import PackagesSettings
 from skillyard.config.policy import PolicySettings
+from skillyard.config.profiles import ProfileSettings
 from skillyard.domain.network.policy import OPERATOR, Layer, Policy
 from skillyard.domain.skill.skill import Skill
 from skillyard.engine.network.grant import CODE, SKILL
@@ -47,6 +48,7 @@ class Rules:
     network: NetworkSettings
     policy: PolicySettings
     packages: PackagesSettings
+    profiles: Mapping[str, ProfileSettings]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from skillyard.domain.errors import SkillNotFound
 from skillyard.domain.principal import Principal
@@ -17,7 +17,8 @@ from skillyard.ports.skills import SkillStore
 class SkillService:
     """The skills as one principal sees them. A skill that it may not use does not exist for it.
 
-    Lists leave it out, and its name gives the same SkillNotFound as an unknown one."""
+    Lists leave it out, and its name gives the same SkillNotFound as an unknown one. A skill that the principal's
+    project has disabled is not found either, and the error says so."""
 
     def __init__(
         self,
@@ -33,17 +34,34 @@ class SkillService:
         self.cursor_key = cursor_key
         self.large_reads = large_reads
         self._publications = publications
+        self._disabled: dict[str, set[str]] | None = None
 
     async def find(self, principal: Principal, name: str, version: str | None = None, field: str = "name") -> Skill:
         """Returns the version, or the latest one. Raises SkillNotFound, which names ``field``."""
         if not principal.may_use(name):
             raise SkillNotFound(field, f"no skill '{name[:256]}'", skill=name[:256])
+        if name in await self.disabled(principal.project):
+            rule = f"the skill '{name[:256]}' is disabled in the project '{principal.project}'"
+            raise SkillNotFound(field, f"{rule}; skills.disable with enabled = true enables it", skill=name[:256])
         try:
             return await self.store.get(name, version)
         except SkillNotFound as error:
             if field == "name":
                 raise
             raise SkillNotFound(field, error.rule, skill=name[:256]) from None
+
+    async def disabled(self, project: str) -> Collection[str]:
+        """Returns the names of the skills that no agent of the project may use."""
+        if self._disabled is None:
+            found: dict[str, set[str]] = {}
+            for each in await self._publications.disabled():
+                found.setdefault(each.project, set()).add(each.name)
+            self._disabled = found
+        return self._disabled.get(project, ())
+
+    def forget_disabled(self) -> None:
+        """Has the choices of projects read again, since one has changed."""
+        self._disabled = None
 
     async def mounted(
         self, principal: Principal, target: Skill | None, names: Sequence[str], *, as_approved: bool = False
@@ -58,5 +76,6 @@ class SkillService:
         if not any(skill.needs.requires for skill in roots):
             return requires.checked(roots)
         approved = as_approved or not (await self.standings.of(roots)).least
-        seen = requires.Seen(self.store, self._publications, self.standings, principal)
+        off = await self.disabled(principal.project)
+        seen = requires.Seen(self.store, self._publications, self.standings, principal, off)
         return requires.checked(await requires.resolved(seen, target, roots, approved=approved))

@@ -23,6 +23,8 @@ from skillyard.faces.http.skills import SkillEndpoint
 from skillyard.faces.rpc.dispatcher import Dispatcher
 from skillyard.faces.rpc.wire import dumps
 
+METRICS = "metrics"
+"""The tool that a profile names to allow ``/metrics``."""
 METRICS_KIND = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -56,7 +58,9 @@ class Probes:
     async def metrics(self, scope: Scope, _receive: Receive, send: Send) -> None:
         _check_get(scope)
         if not self._open_metrics:
-            principal_of(scope).require(Right.ADMIN)
+            principal = principal_of(scope)
+            principal.require_tool(METRICS)
+            principal.require(Right.ADMIN)
         await reply(send, 200, self._render(), kind=METRICS_KIND)
 
 

@@ -165,9 +165,10 @@ class BlobEndpoint(Transfers[BlobService]):
 
     async def _put(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        kind = upload_type(headers, "content") or DEFAULT_KIND
+        principal, kind = principal_of(scope), upload_type(headers, "content") or DEFAULT_KIND
+        principal.require_tool("create_blob")
         async with aclosing(request.stream(scope, receive, self._most, self._pace)) as chunks:
-            info = await self._access().put(principal_of(scope), kind, chunks)
+            info = await self._access().put(principal, kind, chunks)
         self._traffic.received(info.size)
         content = {"blob_id": info.blob_id, "size_bytes": info.size, "sha256": info.sha256}
         await reply(send, 201, dumps(content), headers={"location": f"/blobs/{info.blob_id}"})
@@ -187,6 +188,7 @@ class BlobEndpoint(Transfers[BlobService]):
         await end(send)
 
     async def _find(self, principal: Principal, blob_id: str) -> BlobInfo:
+        principal.require_tool("read_blob")
         if not is_blob_id(blob_id):
             raise BlobNotFound("blob_id", "no such blob")
         return await self._access().stat(principal, blob_id)

@@ -6,7 +6,7 @@ cannot be rebound and is taken as it is. No cross-origin answer is ever given: t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from ipaddress import ip_address
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -132,8 +132,11 @@ class Everybody:
 
 
 class Bearer:
-    def __init__(self, tokens: Verifier) -> None:
+    """Takes the principal of a token. ``bind`` gives it the rights of its profile."""
+
+    def __init__(self, tokens: Verifier, bind: Callable[[Principal], Principal] = lambda principal: principal) -> None:
         self._tokens = tokens
+        self._bind = bind
 
     async def principal(self, authorization: str | None) -> Principal:
         """Raises Unauthenticated, the same for a token that never was and one that was revoked."""
@@ -145,7 +148,7 @@ class Bearer:
         principal = await self._tokens.verify(token.strip())
         if principal is None:
             raise Unauthenticated("this token is unknown or revoked", presented=True)
-        return principal
+        return self._bind(principal)
 
 
 class Authenticator(Protocol):

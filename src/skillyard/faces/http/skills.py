@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from skillyard.domain.skill.skill import Skill
-from skillyard.engine.skills.publishing import Publisher
+from skillyard.engine.skills.publishing import EXPORT_TOOL, UPLOAD_TOOL, Publisher
 from skillyard.faces.http import blobs, request
 from skillyard.faces.http.blobs import Transfers, upload_type
 from skillyard.faces.http.errors import UnsupportedMediaType
@@ -39,9 +39,11 @@ class SkillEndpoint(Transfers[Publisher]):
 
     async def _put(self, scope: Scope, receive: Receive, send: Send) -> None:
         _check_upload(Headers(scope=scope))
+        principal = principal_of(scope)
+        principal.require_tool(UPLOAD_TOOL)
         stream = request.stream(scope, receive, self._most, self._pace)
         async with aclosing(stream), aclosing(self._counted(stream)) as chunks:
-            outcome = await self._access().publish(principal_of(scope), chunks)
+            outcome = await self._access().publish(principal, chunks)
         facts = outcome.facts()
         content = {**facts, "findings": [asdict(finding) for finding in outcome.findings[:MAX_FINDINGS]]}
         location = _path(facts["name"], facts["version"])
@@ -57,6 +59,7 @@ class SkillEndpoint(Transfers[Publisher]):
         form = wanted_form(headers.get("accept"))
         asked = scope["path_params"]
         principal = principal_of(scope)
+        principal.require_tool(EXPORT_TOOL)
         skill = await self._access().find(principal, asked["name"], asked["version"])
         if blobs.matches(headers.get("if-none-match"), _tag(skill, form).removeprefix("W/")):
             await start(send, 304, _validators(skill, form))

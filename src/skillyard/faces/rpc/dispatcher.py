@@ -162,7 +162,8 @@ class Dispatcher:
     def _call(self, request: Request, principal: Principal, caller: Caller) -> Awaitable[dict[str, Any]]:
         method = self._methods.get(request.method)
         if method is None:
-            raise MethodNotFound(f"method: there is none of this name; there are {', '.join(self._methods)}")
+            known = ", ".join(filter(principal.may_call, self._methods))
+            raise MethodNotFound(f"method: there is none of this name; there are {known or 'none'}")
         if not isinstance(request.params, dict):
             rule = "must be an object: parameters go by name"
             raise InvalidInput("params", rule, shape(request.params))

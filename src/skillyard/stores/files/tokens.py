@@ -25,9 +25,9 @@ from skillyard.ports.tokens import TokenInfo
 from skillyard.stores.files.state_file import Stamp, StateFile
 
 PLAIN_FORMAT, PROJECT_FORMAT, FORMAT = 1, 2, 3
-"""Without projects, with them, and with agents. The least that holds all tokens is written, so that an older skillyard
-can read the file. It must not read what it would misunderstand: a token of another project as one of the default
-project, a token of one agent as one of another."""
+"""Without projects, with them, and with agents and profiles. The least that holds all tokens is written, so that an
+older skillyard can read the file. It must not read what it would misunderstand: a token of another project as one of
+the default project, a token with a profile as one without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,8 @@ def _format(principal: Principal) -> int:
 def _more(principal: Principal) -> dict[str, Any]:
     """Returns the members that only :data:`FORMAT` has."""
     agent = {} if principal.agent == principal.name else {"agent": principal.agent}
-    return {**agent, **({"agents": list(principal.agents)} if principal.agents else {})}
+    profile = {} if principal.profile is None else {"profile": principal.profile}
+    return {**agent, **({"agents": list(principal.agents)} if principal.agents else {}), **profile}
 
 
 def load(data: bytes, name: str) -> TokenTable:
@@ -126,6 +127,7 @@ def _held(entry: Mapping[str, Any]) -> Held:
         str(entry.get("project", DEFAULT_PROJECT)),
         str(entry.get("agent", "")),
         tuple(str(pattern) for pattern in entry.get("agents", ())),
+        None if (profile := entry.get("profile")) is None else str(profile),
     )
     used = entry["last_used_at"]
     info = TokenInfo(

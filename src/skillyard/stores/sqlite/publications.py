@@ -14,6 +14,7 @@ from typing import Any
 from skillyard.domain.checks import check_page, check_unicode
 from skillyard.domain.errors import InvalidInput, QuotaExceeded, SkillyardError
 from skillyard.domain.skill.publication import (
+    Disabled,
     Pin,
     Publication,
     PublicationAct,
@@ -52,6 +53,11 @@ _PIN = f"""
     INSERT INTO publication_pins ({PIN}) VALUES (?, ?, ?, ?)
     ON CONFLICT (name) DO UPDATE SET version = excluded.version, pinned_at = excluded.pinned_at,
         pinned_by = excluded.pinned_by"""  # noqa: S608
+_DISABLED = ", ".join(field.name for field in fields(Disabled))
+_DISABLE = f"INSERT OR IGNORE INTO disabled_skills ({_DISABLED}) VALUES (?, ?, ?, ?)"  # noqa: S608
+_ENABLE = "DELETE FROM disabled_skills WHERE project = ? AND name = ?"
+_EVERY_DISABLED = f"SELECT {_DISABLED} FROM disabled_skills ORDER BY project, name"  # noqa: S608
+_ONE_DISABLED = f"SELECT {_DISABLED} FROM disabled_skills WHERE project = ? AND name = ?"  # noqa: S608
 _UNPIN = "DELETE FROM publication_pins WHERE name = ?"
 
 
@@ -114,6 +120,23 @@ class SqlitePublications:
     async def pinned(self, name: str) -> Pin | None:
         row = await self._database.lookup(PINNED, (name,))
         return Pin(*row) if row else None
+
+    async def disable(self, disabled: Disabled) -> Disabled:
+        check_unicode("name", disabled.name)
+        key = (disabled.project, disabled.name)
+
+        def put(connection: sqlite3.Connection) -> Disabled:
+            connection.execute(_DISABLE, astuple(disabled))
+            return Disabled(*connection.execute(_ONE_DISABLED, key).fetchone())
+
+        return await self._database.write(put)
+
+    async def enable(self, project: str, name: str) -> bool:
+        check_unicode("name", name)
+        return await self._database.write(lambda connection: connection.execute(_ENABLE, (project, name)).rowcount > 0)
+
+    async def disabled(self) -> Sequence[Disabled]:
+        return [Disabled(*row) for row in await self._database.fetch(_EVERY_DISABLED)]
 
     async def changed(self, since: int) -> tuple[int, Sequence[str]]:
         (newest, _), *names = await self._database.fetch(CHANGED, (since,))

@@ -15,7 +15,7 @@ import yaml
 
 from skillyard.stores.skills.validation.bundle import validate
 from skillyard.stores.skills.validation.skill_md import NoFrontMatter, split
-from skillyard.stores.skills.validation.yaml_values import Document, YamlRefused
+from skillyard.yaml_values import Document, YamlRefused
 from tests.unit.stores.skills.skilldirs import write
 
 FINE = "name: pdf-tools\ndescription: Reads PDFs\n"

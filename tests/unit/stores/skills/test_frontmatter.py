@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skillyard.stores.skills.validation.skill_md import NoFrontMatter, split
-from skillyard.stores.skills.validation.yaml_values import Document, YamlRefused
+from skillyard.yaml_values import Document, YamlRefused
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def token() -> None:
     multiple=True,
     help="Further agents of the project that a call may name, such as crawler-*. May repeat.",
 )
+@click.option("--profile", metavar="NAME", help="The profile of the settings that bounds it: [profiles.NAME].")
 @click.option(
     "--value", metavar="TOKEN", help="The token itself, instead of a random one; - reads it from standard input."
 )
@@ -63,6 +64,7 @@ def create(
     project: str,
     agent: str,
     agents: tuple[str, ...],
+    profile: str | None,
     value: str | None,
     as_json: bool,
     data_dir: Path | None,
@@ -70,7 +72,7 @@ def create(
     """Make a token for NAME and print it, this once, alone on standard output."""
     from skillyard.domain.principal import Principal
 
-    principal = Principal(name, _scopes(scopes), skills or ("*",), project, agent, agents)
+    principal = Principal(name, _scopes(scopes), skills or ("*",), project, agent, agents, profile)
     if value == "-":
         value = read_stdin("value").strip()
     with _tokens(data_dir) as (store, wait):
@@ -93,7 +95,10 @@ def list_(as_json: bool, data_dir: Path | None) -> None:
     if as_json:
         emit_json([_view(info) for info in found])
     else:
-        emit_table(("name", "scopes", "skills", "project", "agents", "created", "last used", "state"), map(_row, found))
+        emit_table(
+            ("name", "scopes", "skills", "project", "agents", "profile", "created", "last used", "state"),
+            map(_row, found),
+        )
 
 
 @token.command()
@@ -138,6 +143,7 @@ def _allowed(principal: Principal) -> dict[str, Any]:
         "project": principal.project,
         "agent": principal.agent,
         "agents": list(principal.agents),
+        "profile": principal.profile,
     }
 
 
@@ -156,4 +162,14 @@ def _row(info: TokenInfo) -> tuple[object, ...]:
     scopes, skills = ",".join(sorted(principal.scopes)), " ".join(principal.skills)
     used, state = moment(info.last_used_at) or "never", "revoked" if info.revoked else "valid"
     agents = " ".join((principal.agent, *principal.agents))
-    return principal.name, scopes, skills, principal.project, agents, moment(info.created_at), used, state
+    return (
+        principal.name,
+        scopes,
+        skills,
+        principal.project,
+        agents,
+        principal.profile or "",
+        moment(info.created_at),
+        used,
+        state,
+    )

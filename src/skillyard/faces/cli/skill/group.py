@@ -12,6 +12,7 @@ from skillyard.faces.cli.render import calm, emit_fields, emit_foreign, emit_jso
 from skillyard.faces.cli.skill.publish import export, install, publish
 from skillyard.faces.cli.skill.read import diff, problems, review
 from skillyard.faces.cli.skill.test import new, test, validate
+from skillyard.faces.cli.skill.tools import CALLS as TOOLS
 from skillyard.faces.cli.skill.versions import CALLS, approve, show_versions
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def skill() -> None:
 
 for command in (new, validate, review, test, diff, problems, publish, install, export, approve):
     skill.add_command(command)
-add_calls(skill, CALLS)
+add_calls(skill, {**CALLS, **TOOLS})
 
 
 @skill.command("list")

@@ -93,7 +93,7 @@ class Entry:
 
 
 COLUMNS = tuple(column.name for column in fields(Entry))
-_LINE = COLUMNS.index("line")
+_LINE, _DIGEST = COLUMNS.index("line"), COLUMNS.index("digest")
 
 
 def key_of(name: str, version: str) -> bytes:
@@ -106,13 +106,17 @@ def name_of(key: bytes) -> str:
 
 
 def line_text(line: SkillLine) -> str:
-    return json.dumps(astuple(line))
+    """Returns the line without its digest, which the entry has."""
+    return json.dumps(astuple(line)[:-1])
 
 
 def line_of(row: Sequence[object]) -> SkillLine:
     """Returns the line of an entry's row. Raises Damaged."""
-    name, version, kind, form, namespace, description, short, tags = json.loads(str(opened(row)[_LINE]))
-    return SkillLine(name, version, SkillKind(kind), SkillFormat(form), namespace, description, short, tuple(tags))
+    values = opened(row)
+    name, version, kind, form, namespace, description, short, tags = json.loads(str(values[_LINE]))
+    digest = str(values[_DIGEST] or "")
+    kinds = SkillKind(kind), SkillFormat(form)
+    return SkillLine(name, version, *kinds, namespace, description, short, tuple(tags), digest)
 
 
 def findings_text(findings: Iterable[Finding]) -> str:

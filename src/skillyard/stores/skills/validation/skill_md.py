@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from skillyard.domain.skill.agent_skill import FrontMatter
 from skillyard.domain.skill.report import Path
 from skillyard.stores.skills.validation.findings import Findings
-from skillyard.stores.skills.validation.yaml_values import Document, YamlRefused
+from skillyard.yaml_values import Document, YamlRefused
 
 NAME = "SKILL.md"
 ADVISED_LINES = 500

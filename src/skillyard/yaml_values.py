@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from skillyard.domain.skill.report import Path
+Path = tuple[str | int, ...]
+"""Keys and indexes that lead to a value."""
 
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 16

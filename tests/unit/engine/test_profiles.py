@@ -1,0 +1,144 @@
+"""Profiles at work: what their tokens may call, and what bounds their runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skillyard.config.profiles import ProfileSettings, bound
+from skillyard.domain.errors import Forbidden, InvalidInput, SkillNotFound
+from skillyard.domain.principal import Principal, Scope
+from skillyard.engine.table import METHODS, invoke
+from tests.unit.engine.conftest import CODE, Rig
+from tests.unit.engine.fakes import a_skill
+
+pytestmark = pytest.mark.anyio
+
+ANN = Principal("ann", frozenset(Scope) - {Scope.ADMIN}, profile="bounded")
+ROOT = Principal("root", profile="bounded")
+
+
+def profiled(rig: Rig, **given: Any) -> dict[str, ProfileSettings]:
+    profiles = {"bounded": ProfileSettings(**{"allowed_tools": ("run_code", "list_*"), **given})}
+    rig.configure(profiles=profiles)
+    return profiles
+
+
+async def called(rig: Rig, principal: Principal, method: str, **params: Any) -> dict[str, Any]:
+    return await invoke(rig.app, bound(rig.app.config.profiles, principal), method, params)
+
+
+async def code(rig: Rig, principal: Principal = ANN, **params: Any) -> dict[str, Any]:
+    return await called(rig, principal, "run_code", language="python", **{"code": CODE, **params})
+
+
+@pytest.mark.parametrize("principal", [ANN, ROOT])
+async def test_every_method_outside_is_refused_and_not_listed(rig: Rig, principal: Principal) -> None:
+    profiled(rig)
+    allowed = {"run_code", "list_skills", "rpc.discover"}
+    for method in METHODS.keys() - allowed:
+        with pytest.raises(Forbidden, match=f"the profile 'bounded' of this token does not allow the tool '{method}'"):
+            await called(rig, principal, method)
+    document = await called(rig, principal, "rpc.discover")
+    assert {method["name"] for method in document["methods"]} == allowed
+    assert (await code(rig, principal))["status"] == "completed"
+    assert "skills" in await called(rig, principal, "list_skills")
+
+
+async def test_without_the_profile_every_call_is_refused_by_name(rig: Rig) -> None:
+    for method in METHODS:
+        with pytest.raises(Forbidden, match=f"{method}: the settings of this server lack the profile 'bounded'"):
+            await called(rig, ROOT, method)
+
+
+async def test_a_principal_that_nobody_gave_its_rights_may_call_nothing(rig: Rig) -> None:
+    profiled(rig, allowed_tools=("*",))
+    with pytest.raises(Forbidden):
+        await invoke(rig.app, ROOT, "list_skills", {})
+
+
+async def test_skills_outside_do_not_exist(rig: Rig) -> None:
+    for name in ("sales.x", "hr.x"):
+        rig.skills.add(a_skill(name))
+    names = {row["name"] for row in (await rig.call("list_skills"))["skills"]}
+    inside = min(names)
+    profiled(rig, allowed_tools=("*",), skills=(inside,))
+    assert [row["name"] for row in (await called(rig, ROOT, "list_skills"))["skills"]] == [inside]
+    for name in names - {inside}:
+        with pytest.raises(SkillNotFound, match=f"no skill '{name}'"):
+            await called(rig, ROOT, "describe_skill", name=name)
+    assert len(names) > 1
+
+
+async def test_limits_of_its_runs_come_down(rig: Rig) -> None:
+    profiled(rig, limits={"memory_mb": 100, "timeout_ms": 5000, "pids": 100_000})
+    run = await code(rig)
+    record = await rig.record(run)
+    assert (record.limits["memory_mb"], record.limits["timeout_ms"], record.limits["pids"]) == (100, 5000, 256)
+    with pytest.raises(InvalidInput, match=r"limits\.memory_mb: must be from 16 to 100") as refused:
+        await code(rig, limits={"memory_mb": 101})
+    assert refused.value.details["limit"] == "memory_mb"
+    with pytest.raises(InvalidInput, match=r"limits\.pids: must be from 4 to 4096"):
+        await code(rig, limits={"pids": 5000})
+    assert (await rig.run(limits={"memory_mb": 101}))["status"] == "completed", "of a token without it they stay"
+
+
+async def test_its_runs_have_its_isolation_alone(rig: Rig) -> None:
+    profiled(rig, isolation=rig.backend.name)
+    assert (await rig.record(await code(rig))).isolation == rig.backend.name
+    with pytest.raises(InvalidInput, match=f"isolation: must be '{rig.backend.name}': the profile 'bounded' has no"):
+        await code(rig, isolation="other")
+
+
+async def test_the_network_of_its_runs_is_bounded(rig: Rig) -> None:
+    rig.with_network(rules=["*.x.com"], run_code=["*.x.com"])
+    profiled(rig, allowed_tools=("*",), network=["api.x.com"])
+    record = await rig.record(await code(rig))
+    assert record.network is not None
+    layers = {layer["name"]: layer["rules"] for layer in record.network["layers"]}
+    assert layers == {"operator": ["*.x.com"], "code": ["*.x.com"], "profile": ["api.x.com"]}
+    told = await called(rig, ANN, "policy.explain", targets=["api.x.com", "www.x.com"], code=True)
+    assert [target["allowed"] for target in told["targets"]] == [True, False]
+    assert told["targets"][1]["layer"] == "profile"
+
+
+async def test_a_profile_without_a_network_refuses_runs_that_need_one(rig: Rig) -> None:
+    rig.with_network(rules=["*.x.com"], run_code=["*.x.com"])
+    profiled(rig, network="none")
+    run = await code(rig)
+    assert run["error"]["type"] == "PolicyRefused"
+    assert "the profile of the token allows none" in run["error"]["message"]
+    assert (await code(rig, network=[]))["status"] == "completed"
+
+
+async def test_a_detached_run_is_bounded_too(rig: Rig) -> None:
+    profiled(rig, allowed_tools=("run_code", "runs.wait"), limits={"memory_mb": 100})
+    run = await code(rig, detach=True)
+    ended = await called(rig, ANN, "runs.wait", run_id=run["run_id"])
+    assert ended["run"]["status"] == "completed"
+    assert (await rig.record(run)).limits["memory_mb"] == 100
+
+
+async def test_a_run_is_planned_again_with_the_profile_as_it_is_now(rig: Rig) -> None:
+    """A later server plans from the stored principal, which nobody has given rights yet."""
+    from skillyard.domain.work.record import RunKind
+    from skillyard.engine.runs.request import RunRequest
+
+    request = RunRequest(RunKind.CODE, code=CODE)
+    with pytest.raises(Forbidden, match="lack the profile 'bounded'"):
+        await rig.app.planner.plan(ANN, request)
+    profiled(rig, limits={"memory_mb": 64})
+    plan = await rig.app.planner.plan(ANN, request)
+    assert plan.limits.memory_mb == 64
+    assert plan.principal.may_call("run_code")
+
+
+async def test_a_profile_bounds_commands_too(rig: Rig) -> None:
+    rig.skills.add(a_skill("a.b"))
+    profiled(rig, limits={"timeout_ms": 5000})
+    with pytest.raises(Forbidden, match=r"does not allow the tool 'skills\.run_cmd'"):
+        await called(rig, ANN, "skills.run_cmd", skill_name="a.b", command="true")
+    profiled(rig, allowed_tools=("skills.run_cmd",), limits={"timeout_ms": 5000})
+    with pytest.raises(InvalidInput, match="5000"):
+        await called(rig, ANN, "skills.run_cmd", skill_name="a.b", command="true", timeout_sec=6)
