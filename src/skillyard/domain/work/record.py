@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -225,3 +225,14 @@ class RunRecord:
         """The JSON form, as ``runs show --json`` prints it (skills-protocol §11)."""
         lists = {name: list(getattr(self, name)) for name in ("output_blobs", "files", "notes")}
         return asdict(self) | lists
+
+    def seen(self) -> RunRecord:
+        """Returns the record as callers see it: a run that is live has no end yet.
+
+        The end of a detached run is stored before its sandbox is destroyed. It holds once no process is left.
+        """
+        if not self.status.live:
+            return self
+        return replace(
+            self, outcome=None, reason="", ended_at=None, summary="", output=None, logs_blob=None, error=None
+        )

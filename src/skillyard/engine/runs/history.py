@@ -196,6 +196,7 @@ def line(record: RunRecord) -> dict[str, Any]:
 
 def view(record: RunRecord) -> dict[str, Any]:
     """Returns a record's JSON form (skills-protocol §11), without what only we need."""
+    record = record.seen()
     fields = record.as_dict()
     for name in _PRIVATE:
         del fields[name]

@@ -405,3 +405,17 @@ async def test_labels_are_bounded(rig: Rig, method: str, labels: Any, refusal: s
     with pytest.raises(InvalidInput) as caught:
         await rig.call(method, labels=labels, **given)
     assert str(caught.value).startswith(refusal)
+
+
+async def test_a_live_run_has_no_end_yet(rig: Rig) -> None:
+    """The end of a detached run is stored before its sandbox is destroyed."""
+    error = {"type": "SandboxLost", "message": "gone"}
+    ending: dict[str, Any] = {"outcome": Outcome.LOST, "reason": "gone", "ended_at": 6.0, "error": error}
+    await detached(rig, status=RunStatus.RUNNING, **ending)
+    shown = (await rig.call("runs.show", run_id="run_d"))["run"]
+    [listed] = (await rig.call("runs.list"))["runs"]
+    for run in (shown, listed):
+        assert (run["status"], run["outcome"], run["reason"], run["ended_at"]) == ("running", None, "", None)
+    assert shown["error"] is None
+    waited = (await rig.call("runs.wait", run_id="run_d", wait_ms=0))["run"]
+    assert waited["status"] == "running" and not {"error", "outcome"} & waited.keys()
