@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil, floor
 from typing import Any
 
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from skillyard.engine.schema import Schema
 CANARY = "canary-7Hq"
 """Stands in values; a refusal of a parameter that may hold a secret never repeats it."""
 
-HIDDEN = frozenset({"args", "code", "content", "value"})
+HIDDEN = frozenset({"args", "code", "command", "content", "env", "value"})
 """Parameters that may hold a secret."""
 
 PATHS = (
@@ -62,7 +63,7 @@ def _of_kind(kind: str, rules: Schema) -> st.SearchStrategy[Any]:
             return TEXTS
         case "integer" | "number":
             low, high = rules.get("minimum", -10), rules.get("maximum", 10**6)
-            return st.integers(low, high) | st.sampled_from((low, high))
+            return st.integers(ceil(low), floor(high)) | st.sampled_from((low, high))
         case "boolean":
             return st.booleans()
         case "null":

@@ -16,8 +16,12 @@ from tests.attacks.front_door.wire import Response
 from tests.examples import fewer
 
 COMMON = {"InvalidParams": -32602, "Forbidden": -32003, "Busy": -32005}
-MAY_START = ("run_code", "execute_skill")
-"""Methods that may start something, which is dear."""
+MAY_START = {
+    "run_code": {"timeout_ms": 3000},
+    "execute_skill": {"timeout_ms": 3000},
+    "skills.run_cmd": {"timeout_sec": 3},
+}
+"""Methods that may start something, which is dear, with the time that it gets."""
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -36,9 +40,8 @@ def test_any_parameters_get_an_answer_of_the_protocol(door: Door, name: str) -> 
 
 def _calm(name: str, params: dict[str, Any]) -> dict[str, Any]:
     """Nothing that would work for long."""
-    if name not in MAY_START:
-        return params
-    return {**params, "timeout_ms": 3000} if isinstance(params.get("timeout_ms", 3000), int) else params
+    calm = MAY_START.get(name, {})
+    return params | {field: most for field, most in calm.items() if isinstance(params.get(field, most), int)}
 
 
 def _check(name: str, response: Response) -> None:
