@@ -418,4 +418,5 @@ async def test_a_live_run_has_no_end_yet(rig: Rig) -> None:
         assert (run["status"], run["outcome"], run["reason"], run["ended_at"]) == ("running", None, "", None)
     assert shown["error"] is None
     waited = (await rig.call("runs.wait", run_id="run_d", wait_ms=0))["run"]
-    assert waited["status"] == "running" and not {"error", "outcome"} & waited.keys()
+    assert waited["status"] == "running"
+    assert not {"error", "outcome"} & waited.keys()
