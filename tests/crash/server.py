@@ -123,7 +123,9 @@ def end_kept() -> None:
             while (home / "keeper.lock").exists() and keeper_lives(home):
                 assert time.monotonic() < deadline, f"the keeper of {home} does not end"
                 time.sleep(0.02)
-            sweep_noted(str(home))
+            while sweep_noted(str(home)):  # processes that end keep their group
+                assert time.monotonic() < deadline, f"the control groups of {home} stay"
+                time.sleep(0.02)
 
 
 def _kill_behind(path: Path) -> None:

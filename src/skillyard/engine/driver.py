@@ -26,16 +26,7 @@ from skillyard.engine.network.run_network import RunNetwork
 from skillyard.engine.observer import Fault, Observer, RunEnded, RunStarted
 from skillyard.engine.packages.ahead import Ahead
 from skillyard.engine.runs.collect import BlobSink, BlobTarget, Broken, Channel, Left
-from skillyard.engine.runs.failure import (
-    Failure,
-    LeftBehind,
-    cancelled,
-    ended_by,
-    lacking,
-    of_guest,
-    raised,
-    with_stack,
-)
+from skillyard.engine.runs.failure import Failure, LeftBehind, cancelled, ended_by, lacking, raised, with_stack
 from skillyard.engine.runs.grant import Job
 from skillyard.engine.runs.log import NO_LOG, Log, LogInParts, keep_log
 from skillyard.engine.runs.record import FinalRecord, Findings, Ledger, NeverStarted
@@ -379,7 +370,7 @@ class Driver:
         if ending.outcome is Outcome.EXIT and self._channel.final is not None:
             if isinstance(self._channel.final, Result):
                 return None if self._job.command is None else judged(self._channel.final, ending, self._job.limits)
-            failure = raised(of_guest(self._channel.final, self._job.redaction), ending.hits, self._job.limits)
+            failure = raised(self._channel.final, self._job.redaction, ending.hits, self._job.limits)
             tools, skill = self._tools, self._record.skill is not None
             return lacking(failure, tools.environments, tools.packages, skill=skill)
         if self._job.command is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -95,8 +96,10 @@ async def test_bytes_received(shared_gate: ProcessGate, room: Room) -> None:
     async with Server(blast) as server:
         plan = reaching(server, "api.test", limits=replace(USUAL, received_bytes=1 << 20))
         box = await plugged(shared_gate, room, plan, server.port)
-        reader, _ = await box.dial("api.test", server.port)
-        got = await cut_off(reader)
+        got = 0
+        with suppress(ConnectionResetError):  # on a busy host all of it comes before connect() returns
+            reader, _ = await box.dial("api.test", server.port)
+            got = await cut_off(reader)
         await until(lambda: not server.open)
         [row] = (await box.close()).connections
     assert got <= 1 << 20

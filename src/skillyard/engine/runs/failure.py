@@ -64,13 +64,6 @@ def _summary(kind: str, message: str) -> str:
     return f"{kind}: {lines[0] if lines else 'no message'}"[:SUMMARY_CHARACTERS]
 
 
-def of_guest(said: Raised, redaction: Redaction) -> Raised:
-    """Reads the guest's report and takes secrets out. The guest knows of none, and cuts very long texts."""
-    head, rest = said.message[:MAX_GUEST_MESSAGE], said.message[MAX_GUEST_MESSAGE:]
-    message = redaction.text(head, whole=False) + redaction.text(rest) if rest else redaction.text(head)
-    return replace(said, message=message, traceback=redaction.text(said.traceback))
-
-
 def cancelled(reason: str) -> Failure:
     message = f"the run was cancelled: {reason}" if reason else "the run was cancelled"
     return Failure(ERROR_TYPES[Outcome.CANCELLED], clean(message), Outcome.CANCELLED)
@@ -107,8 +100,11 @@ def ended_by(ending: Ending, limits: Limits, mends: Mapping[Outcome, str] | None
     return Failure(ERROR_TYPES[ending.outcome], clean(message), ending.outcome)
 
 
-def raised(error: Raised, hits: frozenset[str], limits: Limits) -> Failure:
-    """The failure that the guest reports."""
+def raised(said: Raised, redaction: Redaction, hits: frozenset[str], limits: Limits) -> Failure:
+    """Returns the failure that the guest reports, without secrets. The guest knows none, and cuts long texts."""
+    head, rest = said.message[:MAX_GUEST_MESSAGE], said.message[MAX_GUEST_MESSAGE:]
+    message = redaction.text(head, whole=False) + redaction.text(rest) if rest else redaction.text(head)
+    error = replace(said, message=message, traceback=redaction.text(said.traceback))
     limit = _limit_behind(error, hits)
     if limit is not None:
         own = _MESSAGES[limit](Ending(limit), limits)
