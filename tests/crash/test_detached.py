@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
 import os
 import random
 import re
-import signal
 import socket
 import stat
-import threading
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +18,7 @@ import pytest
 from skillyard.stores.seal.secrets import SealedSecrets
 from tests.crash.leftovers import Footprint, gone, idle, until
 from tests.crash.server import SMALL, Server
-from tests.crash.store import contradictions
 
-RUNS = 20
 _PIDFD_GETFD = 438
 STEPS = """
 import os, random, sys, time
@@ -122,24 +116,6 @@ def _check(server: Server, run_id: str, mark: str | None, args: dict[str, Any]) 
         assert (run["status"], run["outcome"], run["output"]["steps"]) == ("completed", "exit", args["steps"])
 
 
-def test_twenty_runs_go_on_after_their_server_was_killed(tmp_path: Path) -> None:
-    data_dir = tmp_path / "data"
-    wanted = [_args(number) for number in range(RUNS)]
-    with Server(data_dir) as first:
-        runs = [_start(first, args) for args in wanted]
-        marks = [_begun(first, run_id) for run_id in runs[: RUNS // 2]]
-        footprint = Footprint(data_dir)
-        footprint.look()
-        first.kill()
-    known: list[str | None] = [*marks, *[None] * (RUNS - len(marks))]
-    with Server(data_dir) as second:
-        for run_id, mark, args in zip(runs, known, wanted, strict=True):
-            _check(second, run_id, mark, args)
-        idle(footprint)
-        until(lambda: not contradictions(data_dir), 10, f"the store agrees with itself: {contradictions(data_dir)}")
-    gone(footprint)
-
-
 def test_many_servers_one_after_another(tmp_path: Path) -> None:
     data_dir, chance = tmp_path / "data", random.Random(3)
     wanted = [{**_args(number), "pause": 0.2} for number in range(5)]
@@ -154,25 +130,6 @@ def test_many_servers_one_after_another(tmp_path: Path) -> None:
     with Server(data_dir) as last:
         for run_id, mark, args in zip(runs, marks, wanted, strict=True):
             _check(last, run_id, mark, args)
-
-
-def test_runs_of_a_keeper_that_was_killed_are_lost(tmp_path: Path) -> None:
-    data_dir = tmp_path / "data"
-    with Server(data_dir) as first:
-        runs = [_start(first, _args(number)) for number in range(4)]
-        for run_id in runs:
-            _begun(first, run_id)
-        footprint = Footprint(data_dir)
-        footprint.look()
-        first.kill()
-        footprint.kill_keeper()
-    with Server(data_dir) as second:
-        for run_id in runs:
-            run = _ended(second, run_id)
-            assert (run["status"], run["outcome"], run["error"]["type"]) == ("failed", "lost", "SandboxLost")
-        assert _ended(second, _start(second, {**_args(1), "pause": 0}))["outcome"] == "exit"
-        idle(footprint)
-    gone(footprint)
 
 
 def _break_connections(server: Server) -> int:
@@ -212,21 +169,6 @@ def test_runs_go_on_when_the_connection_to_their_keeper_breaks(tmp_path: Path) -
     gone(footprint)
 
 
-def test_runs_of_a_keeper_that_is_killed_beside_its_server_are_lost(tmp_path: Path) -> None:
-    data_dir = tmp_path / "data"
-    with Server(data_dir) as server:
-        runs = [_start(server, {**_args(number), "pause": 1}) for number in range(2)]
-        for run_id in runs:
-            _begun(server, run_id)
-        footprint = Footprint(data_dir)
-        footprint.look()
-        footprint.kill_keeper()
-        for run_id in runs:
-            assert _ended(server, run_id)["outcome"] == "lost"
-        idle(footprint)
-    gone(footprint)
-
-
 def test_a_server_that_stops_leaves_them_at_work(tmp_path: Path) -> None:
     data_dir, args = tmp_path / "data", {**_args(0), "pause": 0.2}
     with Server(data_dir) as first:
@@ -259,79 +201,6 @@ def test_deadline_is_kept_while_no_server_is_there(tmp_path: Path) -> None:
         first.kill()
     with Server(data_dir) as second:
         assert _ended(second, run_id)["outcome"] == "timeout"
-
-
-CALLS = """
-import time, urllib.request
-
-def main(args):
-    for step in range(args["steps"]):
-        with urllib.request.urlopen(f"http://{args['at']}/{args['n']}/{step}", timeout=30) as answer:
-            print(answer.read().decode(), flush=True)
-        time.sleep(0.2)
-    return {"n": args["n"]}
-"""
-
-
-class Origin:
-    """A web server that counts what it was asked for: the witness of what runs did, whatever records say."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        origin = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                path = self.path.removeprefix(f"http://{origin.at}")
-                origin.asked.append(path)
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(b"saw " + path.encode())
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Says nothing."""
-
-        self._http = ThreadingHTTPServer(("127.0.0.2", 0), Handler)
-        self.at = f"127.0.0.2:{self._http.server_address[1]}"
-
-    def __enter__(self) -> Origin:
-        threading.Thread(target=self._http.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-
-
-@pytest.mark.parametrize("victims", ["server", "server and gate"])
-def test_network_goes_on(tmp_path: Path, victims: str) -> None:
-    data_dir, count, steps = tmp_path / "data", 4, 40
-    with Origin() as origin:
-        rules = json.dumps([origin.at])
-        env = {"SKILLYARD_NETWORK__RULES": rules, "SKILLYARD_NETWORK__RUN_CODE": rules}
-        with Server(data_dir, ready=0, **env) as first:
-            runs = [_start(first, {"at": origin.at, "n": n, "steps": steps}, code=CALLS) for n in range(count)]
-            until(lambda: all(f"/{n}/1" in origin.asked for n in range(count)), 60, "each run reaches the origin")
-            footprint = Footprint(data_dir)
-            gates = [process.pid for process in footprint.look().processes if "skillyard.gate" in process.command]
-            first.kill()
-            if victims == "server and gate":
-                assert gates
-                for pid in gates:
-                    os.kill(pid, signal.SIGKILL)
-        with Server(data_dir, ready=0, **env) as second:
-            for n, run_id in enumerate(runs):
-                run = _ended(second, run_id)
-                if victims == "server":
-                    assert run["status"] == "completed", run["error"]
-                    assert _whole_log(second, run_id) == "".join(f"saw /{n}/{step}\n" for step in range(steps))
-                    assert run["network"]["connections"][0]["host"] == "127.0.0.2"
-                assert run["outcome"] == "exit"
-            idle(footprint)
-        assert len(origin.asked) == len(set(origin.asked)), "a run was started twice"
-        if victims == "server":
-            assert set(origin.asked) == {f"/{n}/{step}" for n in range(count) for step in range(steps)}
-    gone(footprint)
 
 
 MANIFEST = """

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import AsyncIterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from skillyard.sandbox.native.protocol import PROTOCOL, SINCE
 from tests.crash.leftovers import until
 from tests.crash.releases import earlier_release, next_release
 from tests.crash.server import SMALL, Server
-from tests.crash.test_detached import Origin
 
 WAITS = (
     "import time\ndef main(args):\n    print('begun', flush=True)\n    time.sleep(args['seconds'])\n    return 'done'\n"
@@ -55,6 +55,38 @@ def main(args):
                 time.sleep(0.1)
         time.sleep(0.1)
 """
+
+
+class Origin:
+    """A web server that counts what it was asked for: the witness of what runs did, whatever records say."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        origin = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path = self.path.removeprefix(f"http://{origin.at}")
+                origin.asked.append(path)
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b"saw " + path.encode())
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Says nothing."""
+
+        self._http = ThreadingHTTPServer(("127.0.0.2", 0), Handler)
+        self.at = f"127.0.0.2:{self._http.server_address[1]}"
+
+    def __enter__(self) -> Origin:
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+
 KEEPER = "skillyard.sandbox.native.keeper import main as m; m.PROTOCOL {} 1; from {}"
 
 

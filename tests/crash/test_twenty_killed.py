@@ -14,7 +14,12 @@ from tests.crash.server import Server
 from tests.crash.store import contradictions
 from tests.crash.witness import Witness, leaks
 
-RUNS = 20
+VICTIMS = ("server", "gate", "server and gate", "keeper", "server and keeper")
+CASES = [
+    ("server", 20),
+    *[(victims, 6) for victims in VICTIMS[1:]],
+    *[pytest.param(victims, 20, marks=pytest.mark.long) for victims in VICTIMS[1:]],
+]
 
 
 def _kill(victims: str, server: Server, footprint: Footprint) -> None:
@@ -27,27 +32,27 @@ def _kill(victims: str, server: Server, footprint: Footprint) -> None:
         footprint.kill_keeper()
 
 
-@pytest.mark.parametrize("victims", ["server", "gate", "server and gate", "keeper", "server and keeper"])
+@pytest.mark.parametrize(("victims", "count"), CASES)
 @pytest.mark.timeout(300)
-def test_twenty_runs_with_network_and_secrets(tmp_path: Path, victims: str) -> None:
+def test_runs_with_network_and_secrets(tmp_path: Path, victims: str, count: int) -> None:
     """Each calls a service through the gate, most with a secret that the gate delivers. The service counts."""
     data_dir = tmp_path / "data"
     footprint = Footprint(data_dir)
     with Witness(tmp_path) as witness:
-        places = [witness.plain_at if number % 7 == 3 else witness.at for number in range(RUNS)]
+        places = [witness.plain_at if number % 7 == 3 else witness.at for number in range(count)]
         wanted = [{**steps_of(number), "steps": 16, "pause": 0.4, "at": at} for number, at in enumerate(places)]
         with witness.server(data_dir) as first:
             runs = [start(first, args) for args in wanted]
-            marks: list[str | None] = [begun_mark(first, run_id) for run_id in runs[: RUNS // 2]]
-            until(lambda: witness.calls[str(RUNS // 2 - 1), "0"], 60, "runs reach the service")
+            marks: list[str | None] = [begun_mark(first, run_id) for run_id in runs[: count // 2]]
+            until(lambda: witness.calls[str(count // 2 - 1), "0"], 60, "runs reach the service")
             footprint.look()
             _kill(victims, first, footprint)
             if first.alive:
-                _check_twenty(first, witness, runs, marks + [None] * (RUNS // 2), wanted, victims)
+                _check_all(first, witness, runs, marks + [None] * (count // 2), wanted, victims)
                 assert first.stop() == 0, first.log()
         if "server" in victims:
             with witness.server(data_dir) as second:
-                _check_twenty(second, witness, runs, marks + [None] * (RUNS // 2), wanted, victims)
+                _check_all(second, witness, runs, marks + [None] * (count // 2), wanted, victims)
                 idle(footprint)
                 assert second.stop() == 0, second.log()
         assert witness.strangers == []
@@ -57,7 +62,7 @@ def test_twenty_runs_with_network_and_secrets(tmp_path: Path, victims: str) -> N
     assert strange_files(data_dir) == []
 
 
-def _check_twenty(
+def _check_all(
     server: Server,
     witness: Witness,
     runs: list[str],
@@ -77,10 +82,12 @@ def _check_twenty(
         assert len(witness.starts[str(args["seed"])]) <= 1, "it was started twice"
     assert bool(cut) == ("gate" in victims), "records say where something of the network may be missing"
     if "keeper" in victims:
-        assert lost >= RUNS // 2
+        assert lost >= len(runs) // 2
     if "server" in victims:
-        assert sum("resumed" in kinds(server, run_id) for run_id in runs) >= RUNS // 2, "it was killed in the middle"
+        assert sum("resumed" in kinds(server, run_id) for run_id in runs) >= len(runs) // 2, (
+            "it was killed in the middle"
+        )
     if victims == "server":
         assert set(witness.calls.values()) == {1}, "a run was started twice"
-    again = {**steps_of(0), "seed": RUNS, "pause": 0, "at": witness.at}
+    again = {**steps_of(0), "seed": len(runs), "pause": 0, "at": witness.at}
     check(server, start(server, again), None, again)
