@@ -130,7 +130,9 @@ async def work(faulty: Faulty, key: str) -> None:
     shown = Mount(Content("shown", faulty.directory / "packages"), "/skills/shown")
     sandbox = await backend.create(SandboxSpec(single=False, mounts=(shown,)), key)
     try:
-        cat = await sandbox.start(Argv(("cat",), stdin=True), id="cat", timeout_ms=10_000)
+        # It rests with its first byte, so that its pipe gets full.
+        rests = ("sh", "-c", "dd bs=1 count=1 2>/dev/null; sleep 0.3; exec cat")
+        cat = await sandbox.start(Argv(rests, stdin=True), id="cat", timeout_ms=10_000)
         await cat.send(b"x" * 300_000)
         await cat.close_stdin()
         assert len(b"".join([piece async for piece in cat.output(Stream.STDOUT)])) == 300_000
