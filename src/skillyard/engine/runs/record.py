@@ -372,7 +372,8 @@ def in_detail(run: dict[str, Any], detail: str) -> dict[str, Any]:
 
 def run_object(record: RunRecord) -> dict[str, Any]:
     """Returns what ``execute_skill`` and ``run_code`` answer. Fields behind ``error`` are additive."""
-    record = record.seen()
+    if record.status in _SO_FAR:
+        record = record.seen()
     run: dict[str, Any] = {
         "status": record.status.value,
         "run_id": record.run_id,
