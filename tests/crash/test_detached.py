@@ -6,7 +6,6 @@ import ctypes
 import hashlib
 import os
 import random
-import re
 import socket
 import stat
 from contextlib import suppress
@@ -16,8 +15,10 @@ from typing import Any
 import pytest
 
 from skillyard.stores.seal.secrets import SealedSecrets
+from tests.crash.detached import begun_mark, ended, whole_log
 from tests.crash.leftovers import Footprint, gone, idle, until
 from tests.crash.server import SMALL, Server
+from tests.crash.witness import BEGUN
 
 _PIDFD_GETFD = 438
 STEPS = """
@@ -37,7 +38,6 @@ def main(args):
     return {"steps": args["steps"], "last": numbers.randbytes(8).hex()}
 """
 """Its first line tells one start from another; all else is the same whenever it is called."""
-_BEGUN = re.compile(r"begun ([0-9a-f]{32})\n")
 
 
 def _args(number: int) -> dict[str, Any]:
@@ -71,38 +71,10 @@ def _start(server: Server, args: dict[str, Any], **more: Any) -> str:
     return str(run["run_id"])
 
 
-def _begun(server: Server, run_id: str) -> str:
-    """Returns the mark of the start, once it is in the log."""
-    with server.client() as client:
-        for _ in range(30):
-            page = client.call("runs.logs", {"run_id": run_id, "wait_ms": 2000, "max_bytes": 100})
-            if found := _BEGUN.match(page["content"]):
-                return found[1]
-    raise AssertionError(f"{run_id} did not begin")
-
-
-def _ended(server: Server, run_id: str) -> dict[str, Any]:
-    with server.client() as client:
-        for _ in range(6):
-            answer = client.call("runs.wait", {"run_id": run_id, "wait_ms": 20_000})
-            if answer["ended"]:
-                return dict(client.call("runs.show", {"run_id": run_id})["run"])
-    raise AssertionError(f"{run_id} did not end; {server.log()}")
-
-
-def _whole_log(server: Server, run_id: str) -> str:
-    with server.client() as client:
-        text, complete, offset = "", False, 0
-        while not complete:
-            page = client.call("runs.logs", {"run_id": run_id, "offset": offset, "max_bytes": 1 << 20})
-            text, complete, offset = text + page["content"], page["complete"], page["next_offset"]
-    return text
-
-
 def _check(server: Server, run_id: str, mark: str | None, args: dict[str, Any]) -> None:
-    run = _ended(server, run_id)
-    log = _whole_log(server, run_id)
-    begun = _BEGUN.match(log)
+    run = ended(server, run_id)
+    log = whole_log(server, run_id)
+    begun = BEGUN.match(log)
     assert begun is not None
     assert mark in (None, begun[1]), "it was started again"
     assert log[begun.end() :] == _log(args)
@@ -121,7 +93,7 @@ def test_many_servers_one_after_another(tmp_path: Path) -> None:
     wanted = [{**_args(number), "pause": 0.2} for number in range(5)]
     with Server(data_dir) as server:
         runs = [_start(server, args) for args in wanted]
-        marks = [_begun(server, run_id) for run_id in runs]
+        marks = [begun_mark(server, run_id) for run_id in runs]
         server.kill()
     for _ in range(3):
         with Server(data_dir) as server:
@@ -154,7 +126,7 @@ def test_runs_go_on_when_the_connection_to_their_keeper_breaks(tmp_path: Path) -
     data_dir, wanted = tmp_path / "data", [{**_args(number), "pause": 0.2} for number in range(4)]
     with Server(data_dir) as server:
         runs = [_start(server, args) for args in wanted]
-        marks = [_begun(server, run_id) for run_id in runs]
+        marks = [begun_mark(server, run_id) for run_id in runs]
         footprint = Footprint(data_dir)
         footprint.look()
         keepers = footprint.keepers()
@@ -173,7 +145,7 @@ def test_a_server_that_stops_leaves_them_at_work(tmp_path: Path) -> None:
     data_dir, args = tmp_path / "data", {**_args(0), "pause": 0.2}
     with Server(data_dir) as first:
         run_id = _start(first, args)
-        mark = _begun(first, run_id)
+        mark = begun_mark(first, run_id)
         assert first.stop() == 0
     with Server(data_dir) as second:
         _check(second, run_id, mark, args)
@@ -183,7 +155,7 @@ def test_cancel_of_a_run_of_an_earlier_server(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     with Server(data_dir) as first:
         run_id = _start(first, {**_args(0), "pause": 60})
-        _begun(first, run_id)
+        begun_mark(first, run_id)
         first.kill()
     with Server(data_dir) as second, second.client() as client:
         answer = client.call("runs.cancel", {"run_id": run_id, "reason": "enough"})
@@ -197,10 +169,10 @@ def test_deadline_is_kept_while_no_server_is_there(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     with Server(data_dir) as first:
         run_id = _start(first, {**_args(0), "pause": 60}, timeout_ms=3000)
-        _begun(first, run_id)
+        begun_mark(first, run_id)
         first.kill()
     with Server(data_dir) as second:
-        assert _ended(second, run_id)["outcome"] == "timeout"
+        assert ended(second, run_id)["outcome"] == "timeout"
 
 
 MANIFEST = """
@@ -246,14 +218,14 @@ async def test_secrets_that_are_rotated_and_deleted_meanwhile_stay_out_of_the_ou
         with first.client() as client:
             args = {"later": "rotated-new-value"}
             run_id = client.execute_skill("tests.tells", args, detach=True).run_id
-        _begun(first, run_id)
+        begun_mark(first, run_id)
         await secrets.set("ROTATED", "rotated-new-value")
         await secrets.set("ROTATED", "rotated-new-value")
         await secrets.delete("DELETED")
         await secrets.rotate()
         first.kill()
     with Server(data_dir, ready=0, **env) as second:
-        run, log = _ended(second, run_id), _whole_log(second, run_id)
+        run, log = ended(second, run_id), whole_log(second, run_id)
         assert (run["status"], run["output"]) == ("completed", {"told": ["[redacted]"] * 3}), run["error"]
         assert log.splitlines()[1:] == ["[redacted] [redacted] [redacted]"] * 2
         until(lambda: not list((data_dir / "run" / "secrets").glob("*.sealed")), 10, "the values are erased")

@@ -148,7 +148,7 @@ TABLE = (
             {
                 **_PUBLICATION,
                 "changed": described(BOOLEAN, "false when it was withdrawn before"),
-                "unpinned": described(BOOLEAN, "it was pinned, and is no longer"),
+                "unpinned": described(BOOLEAN, "it was pinned before this call"),
             },
             optional=_OPTIONAL,
         ),
