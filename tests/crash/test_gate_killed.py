@@ -235,7 +235,7 @@ def test_a_killed_gate_leaves_no_socket(tmp_path: Path) -> None:
     footprint = Footprint(tmp_path)
     for together in (False, True):
         with Server(tmp_path, SKILLYARD_NETWORK__RUN_CODE='["api.test:443"]') as server, server.client() as client:
-            run = client.run_code("def main(args): return 1", network={"allow": ["api.test:443"]})
+            run = client.run_code("def main(args): return 1", network=["api.test:443"])
             assert run["outcome"] == "exit", run
             assert footprint.kill_gates() == 1
             if together:
