@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Generator, Iterator
@@ -61,4 +62,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed and (reason := excuses(Path(item.path), report.longreprtext)):
         report.outcome = "skipped"
         report.longrepr = (str(Path(item.path)), item.reportinfo()[1] or 0, f"Skipped: {reason}")
+    if report.failed and (failed := os.environ.get("SKILLYARD_TEST_FAILED")):
+        with open(failed, "a") as names:
+            names.write(f"{item.nodeid}\n")
     return report
