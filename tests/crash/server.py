@@ -52,6 +52,8 @@ class Server:
         try:
             if self.alive and kind is None:
                 assert self.stop() == 0, self.log()
+            if error is not None:
+                error.add_note(f"the server {'lives' if self.alive else 'has ended'} and said:\n{self.log()[-4000:]}")
         finally:
             self.kill()
 
