@@ -167,9 +167,12 @@ class RunService:
         try:
             await active.cancel(reason)
         except LeftBehind as left:
-            raise StoreFault(f"the run could not be cancelled: {left}; try again") from left
-        await ending
-        record = await self._tools.records.get(run_id)
+            record = await self._tools.records.get(run_id)
+            if record is None or record.status.live:
+                raise StoreFault(f"the run could not be cancelled: {left}; try again") from left
+        else:
+            await ending
+            record = await self._tools.records.get(run_id)
         return record is not None and record.outcome is Outcome.CANCELLED
 
     async def close(self, grace_s: float = 0.0) -> None:

@@ -15,7 +15,7 @@ from skillyard.domain.sandbox.spec import Held, Owner
 from skillyard.domain.secret import Secret
 from skillyard.domain.skill.skill import Needs, SecretNeed
 from skillyard.domain.work.lease import Lease
-from skillyard.domain.work.record import Ending, Outcome, RunStatus
+from skillyard.domain.work.record import Ending, Outcome, RunRecord, RunStatus
 from skillyard.engine.observer import Fault, LeaseLost, RunResumed
 from tests.unit.engine.conftest import ManualClock, Rig
 from tests.unit.engine.fakes import FakeProcess, a_skill, result
@@ -122,6 +122,35 @@ async def test_cancel_before_the_end_of_the_server_is_honoured_after_it(rig: Rig
     assert record.outcome is Outcome.CANCELLED
     assert "enough" in record.reason
     assert record.logs_preview == "first\n"
+
+
+async def test_cancel_of_a_run_that_ends_meanwhile(rig: Rig) -> None:
+    """Its last record is being written while the cancel request waits for its turn."""
+    real = rig.extra["records"]
+    finishing, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        async def finish(self, record: RunRecord) -> bool:
+            finishing.set()
+            await go_on.wait()
+            return bool(await real.finish(record))
+
+    rig.extra["records"] = Slow()
+    rig.configure()
+    work = Work()
+    work.go_on.set()
+    run = await rig.run(work, detach=True)
+    await asyncio.wait_for(finishing.wait(), 10)
+    asking = asyncio.create_task(rig.call("runs.cancel", run_id=run["run_id"]))
+    while rig.app.active[run["run_id"]].cancel_reason is None:
+        await asyncio.sleep(0)
+    go_on.set()
+    answer = await asyncio.wait_for(asking, 10)
+    assert answer["cancelled"] is False
+    assert answer["run"]["outcome"] == "exit"
 
 
 async def test_cancel_of_a_queued_run(rig: Rig) -> None:
