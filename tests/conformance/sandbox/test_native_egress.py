@@ -141,7 +141,7 @@ async def test_names_without_egress_are_unknown_at_once(ground: Ground) -> None:
     """Not a temporary failure, after which programs try again."""
     ((found, took),) = await ground.look(LOOK_UP, KNOWN_NAME)
     assert found == "unknown"
-    assert took < 1
+    assert took < 4, "a resolver tries again after 5 s (resolv.conf(5))"
 
 
 async def test_a_create_that_comes_to_nothing_leaves_nothing(tmp_path: Path, ground: Ground) -> None:
