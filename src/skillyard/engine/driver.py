@@ -54,14 +54,15 @@ class ActiveRun:
     redactor: Callable[[], Redactor] = NOTHING.stream
     network: RunNetwork | None = None
     process: Process | None = None
+    sandbox: Sandbox | None = None
     cancel_reason: str | None = None
     interrupt: Callable[[], object] | None = None
     _waiters: list[asyncio.Future[None]] = field(default_factory=list)
     _starters: list[asyncio.Future[None]] = field(default_factory=list)
 
-    def begin(self, process: Process) -> None:
+    def begin(self, process: Process, sandbox: Sandbox) -> None:
         """Its program was started."""
-        self.process = process
+        self.process, self.sandbox = process, sandbox
         _wake(self._starters)
 
     def starting(self) -> asyncio.Future[None]:
@@ -267,7 +268,7 @@ class Driver:
         """Goes on with an earlier server's program, and with its output where that one noted."""
         sandbox = await self._attached()
         process = await self._kept.process(sandbox)
-        self._active.begin(process)
+        self._active.begin(process, sandbox)
         if self._active.cancel_reason is not None:
             await process.kill(self._active.cancel_reason)
         return await self._follow(sandbox, process)
@@ -323,7 +324,7 @@ class Driver:
             timeout_ms=job.limits.timeout_ms,
             streams=StreamLimits(tools.log_bytes, tools.blob_bytes + _BESIDE_BLOBS),
         )
-        self._active.begin(process)
+        self._active.begin(process, sandbox)
         tools.emit(
             RunStarted(
                 run_id=self._run_id,

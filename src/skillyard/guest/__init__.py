@@ -31,6 +31,10 @@ With ``"op": "command"`` a program runs instead (:mod:`.shell`), and the files t
                  "text": "…", "workdir": "skill", "env": {"NAME": "value"},
                  "inputs": [["blob:…", "skill/data.csv"], …], "outputs": ["skill/out/*.png", …]}
 
+A command that listens has a ``service`` too. It tells with S how it goes::
+
+     "service": {"ports": [8000], "ready_pattern": "…", "startup_s": 60.0, "restart": "never" or "on-failure"}
+
 With ``"op": "collect"`` nothing is called: what an earlier program left is sent, and its last stack.
 
 Frames: one byte of type, four bytes of big-endian payload length, payload.
@@ -43,6 +47,7 @@ Frames: one byte of type, four bytes of big-endian payload length, payload.
     N  {"script": true, "skipped": [[path, why], …], "others": [name, …], "more": 0, "stack": "…"}
                                            no function was called; files of "out" that are not sent; what lies beside
                                            "out"; how many more of both. Each is left out where there is nothing to say
+    S  {"ready": true, "restarts": 0, "exit_code": 1}            how a service goes; exit_code of its last end, if any
     R  JSON                                what the entrypoint returned, an object; the last frame
     X  {"type": …, "message": …, "traceback": …, "errno": …}     it raised; the last frame
 

@@ -170,7 +170,7 @@ class _Guest:
                 self._notes["stack"] = last
             return b"{}"
         if request.get("op") == "command":
-            return _encode(shell.run(request, workspace, self._blobs)).encode()
+            return _encode(shell.run(request, workspace, self._blobs, self._tell)).encode()
         max_bytes = request.get("max_result_bytes", MAX_RESULT_BYTES)
         source = request["code"]
         entrypoint, args = request["entrypoint"], request.pop("args")
@@ -193,6 +193,9 @@ class _Guest:
         value = finished(call.make())
         _setrecursionlimit(_RECURSION)
         return encode(value, max_bytes)
+
+    def _tell(self, state: dict[str, object]) -> None:
+        self._channel.send(b"S", _encode(state).encode())
 
     def _send_left(self) -> None:
         """Sends the files. The result is sent whatever foreign code made of the modules that this needs."""

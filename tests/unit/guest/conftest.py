@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,16 @@ from typing import Any
 import pytest
 
 import skillyard.guest
-from skillyard.domain.sandbox.frames import BlobBegin, BlobData, BlobEnd, Failure, Frame, FrameReader, Result
+from skillyard.domain.sandbox.frames import (
+    BlobBegin,
+    BlobData,
+    BlobEnd,
+    Failure,
+    Frame,
+    FrameLimits,
+    FrameReader,
+    Result,
+)
 from skillyard.domain.sandbox.spec import encode_request
 
 PYTHON = os.environ.get("SKILLYARD_GUEST_PYTHON") or str(getattr(sys, "_base_executable", sys.executable))
@@ -157,7 +167,7 @@ class GuestBox:
         return self.ran(channel.read_bytes(), log.read_bytes(), status)
 
     def ran(self, channel: bytes, logs: bytes, status: int) -> Ran:
-        reader = FrameReader()
+        reader = FrameReader(FrameLimits(states=100))
         frames = reader.feed(channel)
         return Ran(frames, reader.finish(), logs.decode(), status)
 
@@ -184,6 +194,15 @@ def box(tmp_path: Path, guest_tree: Path, forks: Forks) -> GuestBox:
     for name in ("workspace", "skills", "blobs", "tmp"):
         (tmp_path / name).mkdir()
     return GuestBox(tmp_path, guest_tree, forks)
+
+
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    """A port that nobody else takes meanwhile: it is bound, and can be bound again."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from skillyard.domain.foreign_json import BadJson, parse_json
+from skillyard.domain.work.command import Command
 
 PIECE = 1024 * 1024
 """Most bytes of a blob in one frame."""
@@ -43,7 +44,7 @@ class FrameLimits:
     """The bounds of one run's frames.
 
     They bound blobs, bytes of all blobs, open blobs and bytes of the result; of the blobs that are files in
-    ``/workspace/out`` their number, the bytes of each and the bytes of all.
+    ``/workspace/out`` their number, the bytes of each and the bytes of all. Only services tell ``states``.
     """
 
     blobs: int = 1000
@@ -53,8 +54,10 @@ class FrameLimits:
     files: int = 100
     file_bytes: int = 64 * 1024 * 1024
     files_bytes: int = 256 * 1024 * 1024
+    states: int = 0
 
 
+MOST_STATES = 4096
 DEFAULT_LIMITS = FrameLimits()
 
 
@@ -65,9 +68,11 @@ class FrameFamilies:
     runs: FrameLimits = DEFAULT_LIMITS
     commands: FrameLimits = DEFAULT_LIMITS
 
-    def of(self, command: object) -> FrameLimits:
+    def of(self, command: Command | None) -> FrameLimits:
         """Returns the bounds of a run; ``command`` is None where it is not one."""
-        return self.runs if command is None else self.commands
+        if command is None:
+            return self.runs
+        return self.commands if command.service is None else replace(self.commands, states=MOST_STATES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +168,19 @@ class Notes:
     lost: bool = False
 
 
-Frame = BlobBegin | BlobData | BlobEnd | BlobAbandon | Notes | Result | Failure
+@dataclass(frozen=True, slots=True)
+class State:
+    """How a service goes, in its own words.
+
+    ``restarts`` counts how often it was started again, ``exit_code`` is that of its last end.
+    """
+
+    ready: bool
+    restarts: int
+    exit_code: int | None
+
+
+Frame = BlobBegin | BlobData | BlobEnd | BlobAbandon | Notes | State | Result | Failure
 
 
 class FrameReader:
@@ -185,6 +202,7 @@ class FrameReader:
         self._blobs, self._ended = place.blobs, place.ended
         self._bytes, self._pieces = place.bytes, place.pieces
         self._told_notes = False
+        self._states = 0
         self._paths: set[str] = set()
         self._files: dict[int, int] = {}
         """Bytes of the open blobs that are files."""
@@ -198,6 +216,8 @@ class FrameReader:
             ord("R"): (limits.result_bytes, Result),
             ord("X"): (_MAX_FAILURE, _failure),
         }
+        if limits.states:
+            self._readers[ord("S")] = (_MAX_HEADER, self._state)
 
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that ``data`` completes. Those before a fault are given; what comes after it raises
@@ -339,6 +359,15 @@ class FrameReader:
         rows = tuple((path, why) for path, why in skipped)
         stack = _text(header.get("stack"))
         return Notes(header.get("script") is True, rows, tuple(others), more, stack)
+
+    def _state(self, payload: bytes) -> State:
+        self._states += 1
+        if self._states > self._limits.states:
+            raise FrameFault(f"the service tells more than {self._limits.states} states")
+        header = _header(payload, "S")
+        code = header.get("exit_code")
+        known = type(code) is int and 0 <= code <= 255
+        return State(header.get("ready") is True, _integer(header, "restarts", "S"), code if known else None)
 
     def _close(self, n: int) -> int:
         if n not in self._open:

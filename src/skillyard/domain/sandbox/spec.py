@@ -308,6 +308,7 @@ def command_request(call: GuestCall, skill: str, command: Command) -> dict[str, 
             "env": dict(command.env),
             "inputs": [[one.blob_id, one.path] for one in command.inputs],
             "outputs": [one.path for one in command.outputs],
+            **({} if command.service is None else {"service": command.service.stored()}),
         },
     }
 

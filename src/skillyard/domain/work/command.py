@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, UnsupportedLanguage, shape, shown
+from skillyard.domain.work.service import Service
+from skillyard.domain.work.service import from_stored as stored_service
 
 LANGUAGES = ("bash", "python")
 REFUSED_LANGUAGES = ("javascript", "typescript")
@@ -63,7 +65,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A checked command. ``workdir`` lies below ``/workspace``; it is empty for that directory itself."""
+    """A checked command. ``workdir`` lies below ``/workspace``; it is empty for that directory itself.
+
+    ``service`` is there when it listens, and is None for other commands.
+    """
 
     text: str
     language: str = "bash"
@@ -71,17 +76,21 @@ class Command:
     env: Mapping[str, str] = field(default_factory=dict)
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
+    service: Service | None = None
 
     def stored(self) -> dict[str, Any]:
         """Returns the JSON form that :func:`from_stored` takes."""
-        return {**asdict(self), "env": dict(self.env)}
+        plain = {**asdict(self), "env": dict(self.env)}
+        del plain["service"]
+        return plain if self.service is None else {**plain, "service": self.service.stored()}
 
 
 def from_stored(stored: Mapping[str, Any]) -> Command:
     """Returns the command of :meth:`Command.stored`, which was checked when it came."""
     inputs = tuple(Input(**row) for row in stored["inputs"])
     outputs = tuple(Output(**row) for row in stored["outputs"])
-    return Command(**{**stored, "inputs": inputs, "outputs": outputs})
+    service = stored_service(stored["service"]) if "service" in stored else None
+    return Command(**{**stored, "inputs": inputs, "outputs": outputs, "service": service})
 
 
 def from_params(params: Mapping[str, Any]) -> Command:

@@ -220,6 +220,11 @@ class RunRecord:
     """The agent of the project that a command belongs to; empty for other runs."""
     network_session: str | None = None
     """The key of its session of the gate."""
+    service: dict[str, Any] | None = None
+    """A service's ``ports``, ``restart``, and how it goes: ``ready``, ``restarts``, the last ``exit_code``.
+
+    None for other runs.
+    """
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form, as ``runs show --json`` prints it (skills-protocol §11)."""

@@ -39,13 +39,17 @@ _WHY = {
 
 def exit_code(said: object) -> int:
     """Returns the exit code that the sandbox tells; NO_CODE when it tells none."""
-    if not isinstance(said, Result) or len(said.raw) > _MOST_RESULT:
-        return NO_CODE
-    try:
-        code = said.value().get("exit_code")
-    except ResultFault:
-        return NO_CODE
+    code = _told(said).get("exit_code")
     return code if type(code) is int and 0 <= code <= 255 else NO_CODE
+
+
+def _told(said: object) -> dict[str, Any]:
+    if not isinstance(said, Result) or len(said.raw) > _MOST_RESULT:
+        return {}
+    try:
+        return said.value()
+    except ResultFault:
+        return {}
 
 
 def judged(said: Result, ending: Ending, limits: Limits) -> Failure | None:
@@ -53,6 +57,9 @@ def judged(said: Result, ending: Ending, limits: Limits) -> Failure | None:
     code = exit_code(said)
     if code == 0:
         return None
+    if _told(said).get("not_ready") is True:
+        message = "the service was not ready in time; ask for more with startup_timeout_sec, and see its log"
+        return Failure(ERROR_TYPES[Outcome.TIMEOUT], message, Outcome.TIMEOUT)
     if code == _KILLED and "memory" in ending.hits:
         return ended_by(Ending(Outcome.MEMORY), limits, _REMEDIES)
     if code == NO_CODE:

@@ -1,6 +1,6 @@
 """The log of a command, in which marks tell stdout from stderr. All of it is hostile.
 
-:mod:`skillyard.guest.shell` writes it.
+:mod:`skillyard.guest.programs.follower` writes it.
 
 A NUL and a digit are a mark: 1 and 2 begin a stream, 0 stands for a NUL of the output. Another byte behind a NUL is
 taken for output.

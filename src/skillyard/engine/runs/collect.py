@@ -23,6 +23,7 @@ from skillyard.domain.sandbox.frames import (
     FrameReader,
     Notes,
     Result,
+    State,
 )
 from skillyard.domain.sandbox.frames import Failure as Raised
 from skillyard.domain.sandbox.spec import Guest, Stream, StreamLimits, collect_request
@@ -275,14 +276,19 @@ class Channel:
         self.offset = self._noted = place.offset
         self.final: Result | Raised | None = None
         self.notes = Notes()
+        self._state: State | None = None
         self._limits = limits
         self._reader = FrameReader(limits, place)
 
     async def note(self, took: Took) -> None:
-        """Notes in the run's record how far the channel was taken, when that is worth a write.
+        """Notes a service's state, and how far the channel was taken when that is worth a write.
 
         A later reader can go on from there: everything before it is stored.
         """
+        if (state := self._state) is not None:
+            self._state = None
+            told = {"ready": state.ready, "restarts": state.restarts, "exit_code": state.exit_code}
+            await took(lambda held: replace(held, service={**(held.service or {}), **told}))
         place = self._reader.place
         if place.offset - self._noted >= NOTED_BYTES:
             self._noted, blobs = place.offset, tuple(self.sink.ids[: place.ended])
@@ -317,6 +323,8 @@ class Channel:
                 await self.sink.abandon(frame.n)
             case Notes():
                 self.notes = frame
+            case State():
+                self._state = frame
 
 
 class Left:

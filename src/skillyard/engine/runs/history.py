@@ -23,7 +23,7 @@ from skillyard.ports.clock import Clock
 from skillyard.ports.records import RecordStore
 
 _PRIVATE = ("idempotency_key", "request_digest", "revision", "owner", "lease", "deadline", "sandbox", "program",
-            "offsets", "blob_prefix", "secrets", "network_session")  # fmt: skip
+            "offsets", "blob_prefix", "secrets", "network_session", "service")  # fmt: skip
 
 
 class RunHistory:

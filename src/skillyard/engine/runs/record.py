@@ -189,6 +189,7 @@ class Findings:
 def first_record(plan: Plan, environment: str, digests: dict[str, Any], needs: dict[str, Any] | None) -> RunRecord:
     """Returns the record of a run that begins. These fields do not change while it goes on."""
     request, skill = plan.request, plan.of
+    service = None if request.command is None else request.command.service
     return RunRecord(
         run_id=plan.run_id,
         kind=request.kind,
@@ -207,6 +208,7 @@ def first_record(plan: Plan, environment: str, digests: dict[str, Any], needs: d
         request_digest=request.digest() if request.idempotency_key else "",
         labels=dict(request.labels),
         agent=request.agent,
+        service=None if service is None else service.begun(),
     )
 
 

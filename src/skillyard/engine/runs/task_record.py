@@ -154,6 +154,7 @@ def _onto(record: RunRecord, held: RunRecord) -> RunRecord:
         request_digest=held.request_digest,
         blob_prefix=held.blob_prefix,
         offsets=held.offsets,
+        service=held.service,
     )
 
 

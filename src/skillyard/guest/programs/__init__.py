@@ -1,0 +1,1 @@
+"""Programs that the guest starts: their output, their ends, and those that listen."""
