@@ -21,8 +21,8 @@ from skillyard.engine.secrets.redact import Redaction
 from skillyard.gate.http.guard import HttpGuard
 from skillyard.gate.tls.client_hello import HelloReader
 from skillyard.jailed.pool import NO_ACCOUNT, JailedPool
-from skillyard.stores.archives import TarReceiver
 from skillyard.stores.seal.secrets import SealedSecrets
+from skillyard.tar_receiver import TarReceiver
 
 _HEAD = b"".join(b"X-%d: %s\r\n" % (at, b"y" * 60) for at in range(200))
 

@@ -366,8 +366,9 @@ def pack_skill(source: Path, inner: str) -> tuple[bytes, list[Finding]]:
 
 def unpack_tar(archive: BinaryIO, directory: Path) -> None:
     """Unpacks a tar archive within the bounds of archives. Raises InvalidInput for one that breaks a rule."""
+    from skillyard.domain.archive.names import ArchiveRefused
     from skillyard.domain.errors import InvalidInput
-    from skillyard.stores.archives import ArchiveRefused, TarReceiver
+    from skillyard.tar_receiver import TarReceiver
 
     try:
         with TarReceiver(directory) as receiver:

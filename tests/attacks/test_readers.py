@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skillyard
+from skillyard.domain.archive.names import ArchiveRefused
 from skillyard.domain.archive.tar_stream import TarStream
 from skillyard.domain.errors import SandboxFault, SkillyardError
 from skillyard.domain.foreign_json import BadJson, parse_json
@@ -49,7 +50,6 @@ from skillyard.sandbox.file_programs import Files, checked
 from skillyard.sandbox.native.grounds.landlock.ports import port_of
 from skillyard.sandbox.native.keeper import messages
 from skillyard.sandbox.native.probe import look_inside
-from skillyard.stores.archives import ArchiveRefused
 from skillyard.stores.skills.archives import read_archive
 from tests.unit.gate.hellos import hello
 from tests.unit.sandbox.test_agent_client import LyingAgent, _use, reply, sandbox_of

@@ -52,6 +52,12 @@ class NativeSettings(Section):
         ge=0,
         description="Memory of all warm interpreters; above it those that were used longest ago are closed.",
     )
+    content_mb: int = Field(
+        default=4096,
+        ge=1,
+        description="Content of skills, blobs and packages that a store holds elsewhere, kept in the run directory for "
+        "sandboxes; when it is full, what no sandbox uses is removed, longest unused first.",
+    )
     tenant_pids: int = Field(
         default=0,
         ge=0,

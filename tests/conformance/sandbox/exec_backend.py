@@ -27,7 +27,7 @@ from skillyard.domain.sandbox.spec import Argv, Held, Owner, SandboxSpec, Stream
 from skillyard.domain.work.record import Usage
 from skillyard.sandbox.agent_channel import Opener
 from skillyard.sandbox.agent_client import AgentSandbox, Reach
-from skillyard.sandbox.content import bound
+from skillyard.sandbox.content import ContentCache, bound
 from skillyard.sandbox.guest_argv import guest_bundle
 from tests.conformance.sandbox import exec_walls
 from tests.conformance.sandbox.exec_probe import LOOK, absent, judge
@@ -48,6 +48,7 @@ class ExecBackend:
         self._creating = asyncio.Lock()
         self._destroying: dict[str, asyncio.Task[Usage]] = {}
         self._probe: Probe | None = None
+        self._content = ContentCache(base / "content", self.survey)
 
     async def probe(self) -> Probe:
         if self._probe is None:
@@ -78,7 +79,8 @@ class ExecBackend:
             for handle, state in self._states().items():
                 if state["key"] == key:
                     return await self.attach(handle)
-            return await self._make(spec, key, probe.enforced())
+            async with self._content.placed(spec, key) as placed:
+                return await self._make(placed, key, probe.enforced())
 
     async def _make(self, spec: SandboxSpec, key: str, enforced: dict[str, str]) -> AgentSandbox:
         handle = f"exec-{secrets.token_hex(8)}"
@@ -136,6 +138,8 @@ class ExecBackend:
         if state:
             await _gone(state)
         await _remove(place)
+        if state:
+            self._content.release(state["key"])
         wall_ms = (time.clock_gettime(time.CLOCK_BOOTTIME) - state.get("began", 0)) * 1000
         return Usage(used.cpu_ms, used.peak_memory_bytes, wall_ms)
 

@@ -42,7 +42,7 @@ from skillyard.domain.sandbox.spec import (
 from skillyard.domain.work.record import Ending, Outcome, Usage
 from skillyard.runtime import Runtime
 from skillyard.sandbox import registry
-from skillyard.sandbox.content import bound
+from skillyard.sandbox.content import ContentCache, bound
 from skillyard.sandbox.file_programs import LIFETIME_MS, STREAMS, FilesOfSandbox
 from skillyard.sandbox.guest_argv import descriptor, files_argv, guest_argv, guest_bundle
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground, NotApplicable, examine_all
@@ -327,6 +327,7 @@ class ToyBackend:
     def __init__(self, base: Path) -> None:
         self._base = base
         self._held: dict[str, ToySandbox] = {}
+        self._content = ContentCache(base / "content", self.survey)
 
     @property
     def nature(self) -> Nature:
@@ -355,9 +356,10 @@ class ToyBackend:
         for sandbox in self._held.values():
             if sandbox.key == key:
                 return sandbox
-        sandbox = ToySandbox(key, spec, self._tree(spec), probe.enforced())
-        self._held[sandbox.handle] = sandbox
-        return sandbox
+        async with self._content.placed(spec, key) as placed:
+            sandbox = ToySandbox(key, spec, self._tree(placed), probe.enforced())
+            self._held[sandbox.handle] = sandbox
+            return sandbox
 
     def _tree(self, spec: SandboxSpec) -> Path:
         """The directories of a sandbox, and a virtual environment by which the plain interpreter finds packages."""
@@ -399,6 +401,7 @@ class ToyBackend:
         for tool in (["chmod", "-R", "-f", "u+rwx"], ["rm", "-rf"]):
             removing = await asyncio.create_subprocess_exec(*tool, "--", sandbox.root, stderr=subprocess.DEVNULL)
             await removing.wait()
+        self._content.release(sandbox.key)
         return Usage(cpu_ms=sum(u.cpu_ms or 0 for u in used), wall_ms=(time.monotonic() - sandbox.began) * 1000)
 
     async def prepare(self, spec: SandboxSpec) -> Prepared | None:

@@ -7,18 +7,20 @@ import hashlib
 import shutil
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from skillyard.config.backends import NativeSettings
 from skillyard.domain.errors import ProtectionMissing, SandboxCutOff, SandboxFault, SandboxGone
 from skillyard.domain.network.session import Egress
+from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
 from skillyard.domain.sandbox.spec import EnvironmentRef, Held, Mount, Prepared, SandboxSpec
 from skillyard.domain.work.record import Usage
 from skillyard.ipc.channel import close_all
 from skillyard.ports.gate import Plug
-from skillyard.sandbox.content import bound
+from skillyard.sandbox.content import ContentCache, bound
 from skillyard.sandbox.native import launch
 from skillyard.sandbox.native.groups.groups import sweep_noted
 from skillyard.sandbox.native.keepers import Keepers, held_by, other_versions, stop
@@ -55,6 +57,9 @@ class NativeBackend:
         self._sandboxes: dict[str, NativeSandbox] = {}
         self._usages: dict[str, Usage] = {}
         self._environments: set[str] = set()
+        self._content = ContentCache(run_dir / "content", self.survey, settings.content_mb << 20)
+        self._keeping: dict[str, str] = {}
+        """The key of each sandbox for which content is kept, by handle."""
         self._on_part_end: Callable[[str], None] = _nobody_hears
         self._on_part_fault: Callable[[str], None] = _nobody_hears
         self._on_part_told: Callable[[str], None] = _nobody_hears
@@ -62,7 +67,7 @@ class NativeBackend:
 
     def keeper_options(self) -> dict[str, Any]:
         """Returns the options that the keeper is started with."""
-        return self._settings.model_dump()
+        return self._settings.model_dump(exclude={"content_mb"})
 
     @property
     def nature(self) -> Nature:
@@ -105,6 +110,14 @@ class NativeBackend:
         if self._probe is None:
             await self.probe()
         self._demand(spec)
+        if spec.is_placed:
+            return await self._create(spec, key)
+        async with self._content.placed(spec, key) as placed:
+            sandbox = await self._create(placed, key)
+            self._keeping[sandbox.handle] = key
+            return sandbox
+
+    async def _create(self, spec: SandboxSpec, key: str) -> NativeSandbox:
         try:
             return await self.create_unchecked(spec, key)
         except SandboxGone:  # with its keeper, before it was used: the next keeper makes another
@@ -219,10 +232,14 @@ class NativeBackend:
         sandbox = self._sandboxes.pop(handle, None)
         if sandbox is not None:
             sandbox.lost()  # for what had not ended by itself and was not told of
+        if (key := self._keeping.pop(handle, None)) is not None:
+            self._content.release(key)
 
     async def prepare(self, spec: SandboxSpec) -> Prepared | None:
         try:
             link = await self._linked()
+            if not spec.is_placed:
+                spec = replace(spec, environment=await self._content.with_packages(spec.environment))
             told, _ = await link.answer({"op": "prepare", "shape": self.shape(link, spec), "listen": _listen(spec)})
         except SandboxFault:
             return Prepared()  # a hint: the next create tells the fault
@@ -254,6 +271,7 @@ class NativeBackend:
             return self._link
 
     async def _start(self, home: Path) -> socket.socket:
+        self._content.restarted()
         return await launch.start(home, self.program, self.keeper_options())
 
     def clear(self, home: Path) -> None:
@@ -270,7 +288,7 @@ class NativeBackend:
         environment = spec.environment
         name = _name(environment)
         if name not in self._environments:
-            packages = "" if environment.packages is None else str(bound(environment.packages))
+            packages = "" if environment.packages is None else self._packages(environment.packages)
             link.tell({"op": "environment", "name": name, "packages": packages, "preload": list(environment.preload)})
             self._environments.add(name)
         limits = spec.limits
@@ -282,6 +300,11 @@ class NativeBackend:
             "pids": limits.pids,
             "disk_mb": limits.disk_mb,
         }
+
+    def _packages(self, content: Content) -> str:
+        path = bound(content)
+        self._content.pin(path)
+        return str(path)
 
     def _demand(self, spec: SandboxSpec) -> None:
         assert self._probe is not None

@@ -17,7 +17,6 @@ from urllib.parse import quote
 
 from skillyard.domain.archive.names import ArchiveRefused, parts_of
 from skillyard.domain.errors import InvalidInput, StoreFault
-from skillyard.stores.archives.receiver import ReceiverLimits, TarReceiver
 from skillyard.stores.backup import manifest
 from skillyard.stores.backup.keys import KeysFile
 from skillyard.stores.backup.making import DEPTH, PATH
@@ -27,6 +26,7 @@ from skillyard.stores.files.state_file import StateFile
 from skillyard.stores.seal.keys import parse_keys
 from skillyard.stores.seal.sealing import load
 from skillyard.stores.sqlite import migrations
+from skillyard.tar_receiver import ReceiverLimits, TarReceiver
 
 _PIECE = 1024 * 1024
 _ENTRY = 512

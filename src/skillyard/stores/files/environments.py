@@ -18,13 +18,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from skillyard.domain.archive.names import ArchiveRefused
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.package.environment import BuiltEnvironment, Lock, Wanted
 from skillyard.ports.clock import Clock
 from skillyard.ports.environments import Arrival, BadEnvironment, Origin, StoredLock, TooLarge
-from skillyard.stores.archives import ArchiveRefused, ReceiverLimits, receive_tar
 from skillyard.stores.disk import remove_tree
 from skillyard.stores.files.installed import Installed, check_installed, wheel_tags
+from skillyard.tar_receiver import ReceiverLimits, receive_tar
 from skillyard.threads import to_its_end
 
 T = TypeVar("T")

@@ -27,15 +27,15 @@ from skillyard.testing.sandbox_suite.ground import Ground
 from skillyard.testing.sandbox_suite.guest import commands, guest
 from skillyard.testing.sandbox_suite.lifecycle import endurance, lifecycle
 from skillyard.testing.sandbox_suite.limits_and_walls import limits, walls
-from skillyard.testing.sandbox_suite.mounts import mounts
+from skillyard.testing.sandbox_suite.mounts import content, mounts
 from skillyard.testing.sandbox_suite.output import output
 from skillyard.testing.sandbox_suite.programs import endings, programs
 from skillyard.testing.sandbox_suite.survival import snapshots, survival
 from skillyard.testing.sandbox_suite.trees import trees
 
 _SECTIONS = (
-    lifecycle, programs, endings, output, limits, files, trees, mounts, guest, commands, walls, egress, forwarding,
-    endurance, survival, snapshots,
+    lifecycle, programs, endings, output, limits, files, trees, mounts, content, guest, commands, walls, egress,
+    forwarding, endurance, survival, snapshots,
 )  # fmt: skip
 
 CHECKS: list[Check] = [*(check for section in _SECTIONS for check in section.checks), *library.CHECKS]

@@ -1,16 +1,21 @@
-"""The files of the host inside: skills, blobs, packages."""
+"""The files of stores inside: skills, blobs and packages, of this host or of an opener."""
 
 from __future__ import annotations
 
 import hashlib
+import io
+import tarfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from skillyard.domain.errors import SandboxFault
 from skillyard.domain.sandbox.content import Content
-from skillyard.domain.sandbox.spec import EnvironmentRef, Mount
+from skillyard.domain.sandbox.spec import EnvironmentRef, Mount, Owner
 from skillyard.domain.work.record import Outcome
-from skillyard.testing.sandbox_suite.check import Section, expect
-from skillyard.testing.sandbox_suite.ground import Ground, code, contents, fresh, look, python, run
+from skillyard.ports.sandbox import Sandbox
+from skillyard.testing.sandbox_suite.check import SURVIVAL, Section, expect
+from skillyard.testing.sandbox_suite.ground import Ground, code, contents, fresh, look, pieces, python, run
 from skillyard.testing.sandbox_suite.observe import directory, seal
 
 mounts = Section("mounts")
@@ -159,3 +164,162 @@ async def packages_of_the_environment_can_be_imported(ground: Ground) -> None:
         other = await ground.run(python(show))
         failed = other.ending.outcome is Outcome.EXIT and b"ModuleNotFoundError" in other.stderr
         expect(failed, "a sandbox of another environment does not", other)
+
+
+content = Section("content")
+
+
+def opened(data: bytes, *, tree: bool = False) -> Content:
+    """Returns content that gives ``data``, in pieces that end anywhere."""
+    return Content(hashlib.sha256(data).hexdigest(), open=lambda: pieces(data, 1000), tree=tree)
+
+
+def tree(*entries: tuple[str, str | None, int]) -> bytes:
+    """Returns a tar stream of (name, text, mode); a directory has no text."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as made:
+        for name, text, mode in entries:
+            info = tarfile.TarInfo(name)
+            info.mode, info.size = mode, len(text or "")
+            info.type = tarfile.DIRTYPE if text is None else tarfile.REGTYPE
+            made.addfile(info, io.BytesIO((text or "").encode()))
+    return out.getvalue()
+
+
+def skill_stream() -> bytes:
+    """Returns a tree of the shape of a skill, of bytes that no other call gives."""
+    files = (("SKILL.md", f"# {fresh('skill')}\n", 0o644), ("code", None, 0o755))
+    return tree(*files, ("code/tool.sh", "#!/bin/sh\necho tool\n", 0o755))
+
+
+@content.check()
+async def opened_file_is_shown_under_all_its_names(ground: Ground) -> None:
+    data = fresh("blob").encode() * 5000
+    mount = Mount(opened(data), "/blobs/blob:opened", aliases=("/blobs/opened",))
+    async with ground.sandbox(mounts=(mount,)) as sandbox:
+        await _expect_shown(sandbox, data, mount.target, *mount.aliases)
+
+
+@content.check()
+async def opened_tree_is_shown(ground: Ground) -> None:
+    async with ground.sandbox(mounts=(Mount(opened(skill_stream(), tree=True), "/skills/a.b"),)) as sandbox:
+        source = LIST + "print(json.dumps([names('/skills/a.b'), open(HERE + '/skills/a.b/SKILL.md').read()]))"
+        names, text = await look(sandbox, source)
+    expect(names == ["SKILL.md", "code"], "a tree has the names of the opener's tar stream", names)
+    expect(text.startswith("# skill-"), "and its files", text)
+
+
+@content.check()
+async def programs_of_a_tree_are_executed(ground: Ground) -> None:
+    async with ground.sandbox(mounts=(Mount(opened(skill_stream(), tree=True), "/skills/a.b"),)) as sandbox:
+        call = "import subprocess; subprocess.run([HERE + '/skills/a.b/code/tool.sh'])"
+        result = await run(sandbox, python(call))
+    expect(result.stdout == b"tool\n", "what is executable in the stream stays so", result)
+
+
+@content.check("read_only_root")
+async def it_cannot_be_changed(ground: Ground) -> None:
+    mounts = (Mount(opened(skill_stream(), tree=True), "/skills/x"), Mount(opened(fresh("blob").encode()), "/blobs/b"))
+    async with ground.sandbox(mounts=mounts) as sandbox:
+        for where, file in (("/skills/x", "/skills/x/SKILL.md"), ("/blobs", "/blobs/b")):
+            changed = await look(sandbox, TRY_TO_CHANGE, where, file)
+            expect(changed == [], f"nothing below {where} can be changed", changed)
+
+
+@content.check()
+async def packages_can_be_imported(ground: Ground) -> None:
+    """Also in a later sandbox, when the first that had them is gone."""
+    name = fresh("packaged").replace("-", "_")
+    packages = opened(tree((name, None, 0o755), (f"{name}/__init__.py", "ANSWER = 42\n", 0o644)), tree=True)
+    environment = EnvironmentRef("suite", packages, digest=packages.digest)
+    for _ in range(2):
+        result = await ground.run(python(f"import {name}\nprint({name}.ANSWER)"), environment=environment)
+        expect(result.stdout == b"42\n", "programs import what the opener gave", result)
+
+
+@content.check()
+async def sandboxes_share_what_is_the_same(ground: Ground) -> None:
+    """One stays when the other is destroyed."""
+    data = fresh("blob").encode() * 100
+    mounts = (Mount(opened(data), "/blobs/shared"),)
+    async with ground.sandbox(mounts=mounts) as other:
+        async with ground.sandbox(mounts=mounts) as sandbox:
+            await _expect_shown(sandbox, data, "/blobs/shared")
+        await _expect_shown(other, data, "/blobs/shared")
+
+
+@content.check()
+async def other_bytes_are_refused(ground: Ground) -> None:
+    right = fresh("blob").encode() * 1000
+    digest = hashlib.sha256(right).hexdigest()
+    wrong = (right[:-1] + b"X", right[:-1], right + b"more", b"")
+    await _refused(ground, [replace(opened(data), digest=digest) for data in wrong])
+    async with ground.sandbox(mounts=(Mount(opened(right), "/blobs/b"),)) as sandbox:
+        await _expect_shown(sandbox, right, "/blobs/b")
+
+
+@content.check()
+async def digests_of_other_forms_are_refused(ground: Ground) -> None:
+    digests = ("", "..", "../escaped", f"sha256:{'0' * 64}", "A" * 64)
+    await _refused(ground, [replace(opened(b"x"), digest=digest) for digest in digests])
+
+
+@content.check()
+async def hostile_trees_are_refused(ground: Ground) -> None:
+    streams = {name: tree((name, "x", 0o644)) for name in ("../up", "a/../../up", "/absolute")}
+    streams |= {"noise": b"no tar at all" * 100, "cut off": skill_stream()[:1500]}
+    for kind, target in ((tarfile.SYMTYPE, "/etc"), (tarfile.LNKTYPE, "x"), (tarfile.FIFOTYPE, "")):
+        info = tarfile.TarInfo("odd")
+        info.type, info.linkname = kind, target
+        streams[f"kind {kind!r}"] = info.tobuf(tarfile.PAX_FORMAT) + bytes(1024)
+    await _refused(ground, [opened(stream, tree=True) for stream in streams.values()])
+
+
+@content.check()
+async def opener_that_fails_is_told(ground: Ground) -> None:
+    data = fresh("blob").encode() * 100_000
+
+    async def breaking() -> AsyncIterator[bytes]:
+        yield data[:1_000_000]
+        raise ConnectionAbortedError("the store went away")
+
+    for shown in (Content(opened(data).digest, open=breaking), Content(opened(data).digest, open=breaking, tree=True)):
+        await _refused(ground, [shown])
+    async with ground.sandbox(mounts=(Mount(opened(data), "/blobs/b"),)) as sandbox:
+        await _expect_shown(sandbox, data, "/blobs/b")
+
+
+@content.check(SURVIVAL)
+async def task_has_it_under_the_next_server(ground: Ground) -> None:
+    assert ground.reopen is not None
+    data, key = fresh("blob").encode() * 100, fresh("key")
+    spec = await ground.spec(owner=Owner.TASK, mounts=(Mount(opened(data), "/blobs/b"),))
+    first = await ground.reopen()
+    handle = (await first.create(spec, key)).handle
+    await first.close()
+    second = await ground.reopen()
+    try:
+        await _expect_shown(await second.attach(handle), data, "/blobs/b")
+    finally:
+        await second.destroy(handle)
+        await second.close()
+
+
+async def _expect_shown(sandbox: Sandbox, data: bytes, *paths: str) -> None:
+    digests = await look(sandbox, DIGESTS, *paths)
+    wanted = [hashlib.sha256(data).hexdigest()] * len(paths)
+    expect(digests == wanted, f"programs read the opener's bytes at {', '.join(paths)}", digests)
+
+
+async def _refused(ground: Ground, shown: Sequence[Content]) -> None:
+    """Raises Failed unless create refuses each, and leaves nothing."""
+    for one in shown:
+        key = fresh("key")
+        try:
+            sandbox = await ground.backend.create(await ground.spec(mounts=(Mount(one, "/skills/x"),)), key)
+        except SandboxFault as refused:
+            held = [held.key for held in await ground.backend.survey()]
+            expect(key not in held, "a failed create leaves nothing behind", refused)
+            continue
+        await ground.backend.destroy(sandbox.handle)
+        expect(False, "create raises SandboxFault for content that its opener does not give", one.digest)

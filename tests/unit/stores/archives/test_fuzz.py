@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skillyard.domain.archive.names import ArchiveRefused
 from skillyard.domain.archive.tar_stream import TarStream
 from skillyard.domain.rules import RULES
-from skillyard.stores.archives import ArchiveRefused
 from skillyard.stores.skills.archives import read_archive
 from skillyard.stores.skills.tree import Tree
 from tests.unit.stores.archives.sinks import Kept

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.stores.archives import ArchiveRefused, Received, ReceiverLimits, TarReceiver, receive_tar
+from skillyard.domain.archive.names import ArchiveRefused
+from skillyard.tar_receiver import Received, ReceiverLimits, TarReceiver, receive_tar
 from skillyard.testing.sandbox_suite.observe import descriptors
 from tests.unit.stores.archives.corpus import ATTACKS, Attack
 from tests.unit.stores.archives.tars import END, GNU, member, pax, record, tar
@@ -228,7 +229,7 @@ def test_gigabytes_in_constant_memory(tmp_path: Path) -> None:
     code = """
 import resource, sys
 from pathlib import Path
-from skillyard.stores.archives import TarReceiver
+from skillyard.tar_receiver import TarReceiver
 from tests.unit.stores.archives.tars import member, END
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 with TarReceiver(Path(sys.argv[1])) as receiver:

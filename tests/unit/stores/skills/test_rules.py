@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import skillyard
+from skillyard.domain.archive.names import ArchiveRefused
 from skillyard.domain.rules import RULES, SECTIONS
 from skillyard.domain.skill.skill import Finding
-from skillyard.stores.archives import ArchiveRefused
 from skillyard.stores.skills.catalogue import Catalogue
 from skillyard.stores.skills.sources.git_index import read_index
 from skillyard.stores.skills.validation.bundle import validate
@@ -24,7 +24,10 @@ from tests.unit.stores.skills.skilldirs import action, write
 
 PACKAGE = Path(skillyard.__file__).parent
 TESTS = Path(__file__).parents[3]
-SOURCES = [path for part in ("domain", "stores/skills", "stores/archives") for path in (PACKAGE / part).rglob("*.py")]
+SOURCES = [
+    *(path for part in ("domain", "stores/skills") for path in (PACKAGE / part).rglob("*.py")),
+    PACKAGE / "tar_receiver.py",
+]
 REPORTING = frozenset(
     {"error", "warn", "breach", "report", "note", "danger", "add", "ArchiveRefused", "Finding", "Complaint", "_note"}
 )

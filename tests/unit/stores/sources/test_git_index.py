@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.stores.archives import ArchiveRefused
+from skillyard.domain.archive.names import ArchiveRefused
 from skillyard.stores.skills.sources.git_index import Tracked, read_index
 from tests.unit.stores.sources.repository import git, repository
 

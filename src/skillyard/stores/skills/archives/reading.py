@@ -10,9 +10,9 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from skillyard.domain.archive.names import ArchiveRefused
 from skillyard.domain.archive.tar_stream import BLOCK, TarEntry, TarStream, is_tar
 from skillyard.domain.skill.skill import Finding
-from skillyard.stores.archives import ArchiveRefused
 from skillyard.stores.skills.archives.collected import ArchiveLimits, Collected, Enough, Unpacked
 from skillyard.stores.skills.archives.zip_reading import read_zip
 

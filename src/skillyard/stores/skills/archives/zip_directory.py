@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
-from skillyard.stores.archives import ArchiveRefused
+from skillyard.domain.archive.names import ArchiveRefused
 from skillyard.stores.skills.archives.collected import ArchiveLimits
 
 _ZIP64, _UNICODE_PATH = 0x0001, 0x7075

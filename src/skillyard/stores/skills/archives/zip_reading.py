@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Sequence
 from typing import BinaryIO
 
-from skillyard.stores.archives import ArchiveRefused
+from skillyard.domain.archive.names import ArchiveRefused
 from skillyard.stores.skills.archives.collected import Collected
 from skillyard.stores.skills.archives.zip_directory import (
     DEFLATED,

@@ -6,8 +6,8 @@ import posixpath
 from collections.abc import Sequence
 from pathlib import Path
 
+from skillyard.domain.archive.names import ArchiveRefused, printable
 from skillyard.domain.skill.skill import Finding
-from skillyard.stores.archives import ArchiveRefused, printable
 from skillyard.stores.skills.archives import ArchiveLimits, Unpacked, read_archive
 from skillyard.stores.skills.archives.collected import MARKS, Collected, Enough
 from skillyard.stores.skills.sources.git_checkout import read_checkout, tracked_marks

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from skillyard.domain.archive.names import ArchiveRefused, printable
 from skillyard.domain.skill.skill import Finding
-from skillyard.stores.archives import ArchiveRefused, printable
 from skillyard.stores.skills.archives.collected import ArchiveLimits, Collected, Enough, Unpacked
 from skillyard.stores.skills.sources.git_index import Tracked, read_index
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from skillyard.stores.archives import ArchiveRefused
+from skillyard.domain.archive.names import ArchiveRefused
 
 MAX_BYTES = 64 * 1024 * 1024
 MAX_PATH = 4096

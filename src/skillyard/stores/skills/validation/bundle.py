@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from skillyard.domain.archive.names import ArchiveRefused
 from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.skill.agent_skill import AgentSkill, check_agent_skill, check_companion
 from skillyard.domain.skill.manifest import Manifest, check_manifest
 from skillyard.domain.skill.name import namespace_of
 from skillyard.domain.skill.semver import is_version
 from skillyard.domain.skill.skill import Finding, Needs, Skill, SkillFile, SkillFormat, SkillKind
-from skillyard.stores.archives import ArchiveRefused
 from skillyard.stores.skills.archives.collected import ArchiveLimits, Collected, Enough
 from skillyard.stores.skills.tree import Caps, Tree, read_tree
 from skillyard.stores.skills.validation import skill_md
