@@ -41,6 +41,10 @@ class CommandSettings(Section):
                 raise InvalidInput(f"commands.{name}", f"must be at most commands.{most}")
         return self
 
+    def times(self, *, task: bool) -> tuple[float, float]:
+        """Returns the time of a command or a task that names none, and the most, in seconds."""
+        return (self.task_timeout_s, self.max_task_timeout_s) if task else (self.timeout_s, self.max_timeout_s)
+
     def family(self, runs: LimitFamily) -> LimitFamily:
         """Returns the limits of commands: those of ``runs`` with the times of this section."""
         longest = max(self.max_timeout_s, self.max_task_timeout_s)

@@ -20,6 +20,7 @@ from skillyard.domain.sandbox.spec import Guest, Stream, StreamLimits
 from skillyard.domain.work.record import Ending, Outcome, RunRecord, RunStatus
 from skillyard.engine.commands.ending import concluded, cut_short, judged
 from skillyard.engine.commands.output import Marked
+from skillyard.engine.commands.tails import Live
 from skillyard.engine.lending import Loan
 from skillyard.engine.network.refusals import used, with_network, without_network
 from skillyard.engine.network.run_network import RunNetwork
@@ -46,12 +47,14 @@ class ActiveRun:
 
     ``ledger`` is there when it outlives its server. ``cancel_reason`` is set once somebody asked it to end.
     ``redactor`` makes a fresh one for each reading of its log. ``interrupt`` ends its waiting, before it has a sandbox.
+    ``live`` hears the output of a command.
     """
 
     run_id: str
     principal: str
     ledger: Ledger | None = None
     redactor: Callable[[], Redactor] = NOTHING.stream
+    live: Live | None = None
     network: RunNetwork | None = None
     process: Process | None = None
     sandbox: Sandbox | None = None
@@ -473,11 +476,12 @@ class Driver:
             self._found.log = await self._log(process)
 
     def _in_parts(self) -> LogInParts | None:
-        """Returns None for a run that dies with its server, and for a command: its log is read last."""
-        if self._ledger is None or self._job.command is not None:
+        """Returns None for a run that dies with its server: its log is read last."""
+        if self._ledger is None:
             return None
-        longer_s = self._job.limits.timeout_ms / 1000
-        return LogInParts(self._job.redaction, self._target, self._record.offsets.log, self._ledger.took, longer_s)
+        live = self._active.live = Live(self._tools.clock.now) if self._job.command is not None else None
+        taken, longer_s = self._record.offsets.log, self._job.limits.timeout_ms / 1000
+        return LogInParts(self._logs, self._target, taken, self._ledger.took, longer_s, live)
 
     def _remaining_s(self) -> float:
         if self._record.deadline is None:
@@ -493,7 +497,5 @@ class _CancelledEarly(Exception):
 
 
 def _target(tools: Tools, job: Job, *, stable: bool) -> BlobTarget:
-    record = job.record
-    return BlobTarget(
-        tools.blobs, tools.tasks, record.principal, record.run_id, job.blob_prefix, tools.blob_ttl_s, stable
-    )
+    owner, run_id = job.record.principal, job.record.run_id
+    return BlobTarget(tools.blobs, tools.tasks, owner, run_id, job.blob_prefix, tools.blob_ttl_s, stable)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from skillyard.domain.principal import AgentScope
 from skillyard.domain.work.event import Event
 from skillyard.domain.work.record import RunRecord
 
@@ -74,11 +75,12 @@ class RecordStore(Protocol):
         after: str | None = None,
         status: str | None = None,
         labels: Mapping[str, str] = NO_LABELS,
+        tasks_of: AgentScope | None = None,
     ) -> Sequence[RunRecord]:
         """Returns records, newest first, without ``network`` and ``needs``, which can be large.
 
         ``principal`` is None for those of all; ``after`` is the last run id of the page before; each of ``labels`` must
-        be among a record's own.
+        be among a record's own. ``tasks_of`` leaves the commands of one agent that are owned as TASK.
         """
         ...
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from skillyard.domain.checks import check_page, check_unicode
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, shape, shown
-from skillyard.domain.principal import Principal, check_principal, check_token_value
+from skillyard.domain.principal import AgentScope, Principal, check_principal, check_token_value
 from skillyard.domain.sandbox.spec import Owner
 from skillyard.domain.work.event import Event, next_event, of_end
 from skillyard.domain.work.labels import check_labels
-from skillyard.domain.work.record import RunRecord, check_status
+from skillyard.domain.work.record import RunKind, RunRecord, check_status
 from skillyard.ports.clock import Clock
 from skillyard.ports.records import NO_LABELS, Listener
 from skillyard.ports.tokens import TokenInfo
@@ -176,10 +176,13 @@ class MemoryRecords:
         after: str | None = None,
         status: str | None = None,
         labels: Mapping[str, str] = NO_LABELS,
+        tasks_of: AgentScope | None = None,
     ) -> Sequence[RunRecord]:
         check_page(limit)
         check_status(status)
         found = [r for r in reversed(self._records.values()) if principal is None or r.principal == principal]
+        if tasks_of is not None:
+            found = [record for record in found if _is_task_of(record, tasks_of)]
         if after is not None:
             ids = [record.run_id for record in found]
             if after not in ids:
@@ -236,6 +239,11 @@ class MemoryRecords:
     def _tell(self, record: RunRecord) -> None:
         for listener in self._listeners:
             listener(record)
+
+
+def _is_task_of(record: RunRecord, scope: AgentScope) -> bool:
+    task = record.kind is RunKind.COMMAND and record.owner is Owner.TASK
+    return task and AgentScope(record.project, record.agent) == scope
 
 
 class MemoryTokens:

@@ -9,11 +9,21 @@ from dataclasses import replace
 from typing import Any
 
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput
+from skillyard.domain.principal import AgentScope
 from skillyard.domain.sandbox.frames import FramePlace
 from skillyard.domain.sandbox.spec import Owner
 from skillyard.domain.work.event import MOST_EVENTS, Event
 from skillyard.domain.work.lease import Lease
-from skillyard.domain.work.record import LogPlace, Offsets, Outcome, RunKind, RunRecord, RunStatus, SecretRef
+from skillyard.domain.work.record import (
+    LogPlace,
+    Offsets,
+    Outcome,
+    RunKind,
+    RunRecord,
+    RunStatus,
+    SecretRef,
+    StreamPlaces,
+)
 from skillyard.ports.records import RecordStore
 from skillyard.testing.store_check import Checks, expect, refused
 
@@ -76,7 +86,9 @@ FULL = RunRecord(
     deadline=99.5,
     cancel_requested="half a surrogate \ud800",
     program="program",
-    offsets=Offsets(FramePlace(2**40, 7, 6, 5, 4, 3), LogPlace(3, 2, 1, 9)),
+    offsets=Offsets(
+        FramePlace(2**40, 7, 6, 5, 4, 3), LogPlace(3, 2, 1, 9, StreamPlaces("stderr", (5, 6), (7, 8), "stderr", 4))
+    ),
     blob_prefix="blob:p-",
     secrets=(SecretRef("NAME", "project", "a.b", "store:1"),),
     network_session="session",
@@ -121,6 +133,33 @@ async def a_key_belongs_to_one_run_of_a_principal(make: Maker) -> None:
         expect(await store.by_key("alice", "k") == first, "by_key gives the first run")
         expect(await store.by_key("carol", "k") is None, "keys of others are not seen")
         expect(await store.get("run_2") is None, "a refused insert stores nothing")
+
+
+@check
+async def tasks_are_listed_by_their_agent(make: Maker) -> None:
+    mine, others = AgentScope("p", "ann"), AgentScope("p", "bob")
+
+    def task(number: int, agent: AgentScope, **changes: Any) -> RunRecord:
+        named = {"kind": RunKind.COMMAND, "project": agent.project, "agent": agent.agent, "labels": {"team": "crm"}}
+        return detached(number, **(named | changes))
+
+    async with make() as store:
+        first, second = task(1, mine), task(2, mine, principal="bob")
+        not_one = [
+            task(3, others), task(4, AgentScope("q", "ann")), task(5, mine, owner=Owner.RUN, status=RunStatus.RUNNING),
+            task(6, mine, kind=RunKind.CODE),
+        ]  # fmt: skip
+        for record in (first, second, *not_one):
+            await store.insert(record)
+        expect(list(await store.list(None, tasks_of=mine)) == [second, first], "tasks of the agent, newest first")
+        expect(list(await store.list(None, tasks_of=mine, limit=1)) == [second], "a page of them")
+        expect(list(await store.list(None, tasks_of=mine, after="run_2")) == [first], "the page behind it")
+        expect(list(await store.list("bob", tasks_of=mine, labels={"team": "crm"})) == [second], "all that is asked")
+        expect(list(await store.list(None, tasks_of=AgentScope("p", "carol"))) == [], "none of a stranger")
+        for run_id in ("run_3", "run_6", "run_none"):
+            error = await refused(InvalidInput, store.list(None, tasks_of=mine, after=run_id), "a page behind others'")
+            expect(error.field == "after", "the error names the field")
+        expect((await store.list(None, tasks_of=mine))[0].labels == {"team": "crm"}, "labels are the caller's alone")
 
 
 @check

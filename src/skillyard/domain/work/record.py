@@ -100,17 +100,37 @@ def check_status(status: str | None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamPlaces:
+    """The places of both streams of a command in its log, beside a :class:`LogPlace`.
+
+    The byte at its offset belongs to ``stream``. ``given`` bytes of stdout and of stderr behind it are in the parts
+    already, and ``covered`` bytes behind those belong to a secret. The parts end in the stream ``written``,
+    ``unmarked`` bytes behind its mark.
+    """
+
+    stream: str = "stdout"
+    given: tuple[int, int] = (0, 0)
+    covered: tuple[int, int] = (0, 0)
+    written: str = "stdout"
+    unmarked: int = 0
+
+
+BEGIN = StreamPlaces()
+
+
+@dataclass(frozen=True, slots=True)
 class LogPlace:
     """A place in a log, which lies before ``offset`` in so many ``parts``.
 
     Parts are blobs without secrets. ``covered`` bytes from there on belong to a secret that was taken out. ``dropped``
-    bytes before it were never read.
+    bytes before it were never read. ``streams`` are those of a command.
     """
 
     offset: int = 0
     covered: int = 0
     parts: int = 0
     dropped: int = 0
+    streams: StreamPlaces = BEGIN
 
 
 LOG_START = LogPlace()

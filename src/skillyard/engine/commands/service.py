@@ -14,7 +14,8 @@ from skillyard.domain.work.labels import check_labels
 from skillyard.domain.work.record import Outcome, RunKind, RunRecord, RunStatus
 from skillyard.engine.blobs.service import owned_blob
 from skillyard.engine.commands.ending import NO_CODE
-from skillyard.engine.commands.output import STDERR, STDOUT, Tail, tails_of
+from skillyard.engine.commands.output import STDERR, STDOUT
+from skillyard.engine.commands.tails import Tail, tails_of
 from skillyard.engine.runs.request import RunRequest
 from skillyard.engine.runs.service import RunService
 from skillyard.ports.blobs import BlobStore
@@ -40,8 +41,8 @@ class CommandService:
         record = await self._runs.record(principal, request)
         return await self.answer(record, request.command)
 
-    async def request(self, principal: Principal, params: Params) -> RunRequest:
-        """Returns the request that checked parameters mean."""
+    async def request(self, principal: Principal, params: Params, *, task: bool = False) -> RunRequest:
+        """Returns the request that checked parameters mean. That for a ``task`` outlives its caller."""
         command, agent = from_params(params), agent_scope(principal, params.get("agent")).agent
         await self._check_inputs(principal, command)
         limits = dict(params.get("limits") or {})
@@ -50,24 +51,29 @@ class CommandService:
             skill=params["skill_name"],
             version=params.get("version"),
             input_blobs=tuple(dict.fromkeys(one.blob_id for one in command.inputs)),
-            limits={**limits, "timeout_ms": self._timeout_ms(params.get("timeout_sec"))},
+            limits={**limits, "timeout_ms": self._timeout_ms(params.get("timeout_sec"), limits, task=task)},
             isolation=params.get("isolation"),
             network=None if params.get("network") is None else parse_rules(params["network"]),
             idempotency_key=params.get("idempotency_key"),
             labels=check_labels(params["labels"]) if params.get("labels") else {},
+            detach=task,
             command=command,
             agent=agent,
         )
 
-    def _timeout_ms(self, asked: float | None) -> int:
-        settings = self._settings
-        seconds = settings.timeout_s if asked is None else asked
-        if seconds > settings.max_timeout_s:
-            rule = f"must be at most {settings.max_timeout_s:g}, which commands.max_timeout_s says"
-            raise InvalidInput(
-                "timeout_sec", rule, shown(asked), limit="commands.max_timeout_s", maximum=settings.max_timeout_s
-            )
-        return max(1, round(seconds * 1000))
+    def _timeout_ms(self, asked: float | None, limits: Mapping[str, Any], *, task: bool) -> int:
+        """Returns the time of a command. Raises InvalidInput for one that is above its limit, or said twice."""
+        name = "commands.max_task_timeout_s" if task else "commands.max_timeout_s"
+        usual, most = self._settings.times(task=task)
+        inner = limits.get("timeout_ms")
+        if asked is None:
+            asked = usual if inner is None else inner / 1000
+        elif inner not in (None, round(asked * 1000)):
+            raise InvalidInput("timeout_sec", "must equal limits.timeout_ms when both are given")
+        if asked > most:
+            rule = f"must be at most {most:g}, which {name} says"
+            raise InvalidInput("timeout_sec", rule, shown(asked), limit=name, maximum=most)
+        return max(1, round(asked * 1000))
 
     async def _check_inputs(self, principal: Principal, command: Command) -> None:
         """Raises BlobNotFound, QuotaExceeded."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, RunNotFound, SandboxGone
@@ -15,7 +15,7 @@ from skillyard.domain.work.record import RunRecord
 from skillyard.engine.driver import ActiveRun, ActiveRuns
 from skillyard.engine.network.run_network import RunNetwork
 from skillyard.engine.observer import Fault, NetworkChanged, Observer
-from skillyard.engine.runs.log_pages import FIRST_S, FOLLOW_S, IDLE_S, PAGE_S, LogPages
+from skillyard.engine.runs.log_pages import FIRST_S, FOLLOW_S, IDLE_S, PAGE_S, LogPage, LogPages
 from skillyard.engine.runs.service import RunService
 from skillyard.engine.runs.waiting import Waiting
 from skillyard.ports.blobs import BlobStore
@@ -24,6 +24,9 @@ from skillyard.ports.records import RecordStore
 
 _PRIVATE = ("idempotency_key", "request_digest", "revision", "owner", "lease", "deadline", "sandbox", "program",
             "offsets", "blob_prefix", "secrets", "network_session", "service")  # fmt: skip
+
+Find = Callable[[], Awaitable[RunRecord]]
+"""Looks a run up; raises when it does not exist for the caller."""
 
 
 class RunHistory:
@@ -114,23 +117,41 @@ class RunHistory:
         self, principal: Principal, run_id: str, offset: int, max_bytes: int, wait_ms: int
     ) -> dict[str, Any]:
         """Returns a page of the log; of a live run it waits for something new. Raises RunNotFound, Busy."""
+
+        async def find() -> RunRecord:
+            return await self.owned(principal, run_id)
+
+        page = await self.log_page(principal, find, offset, max_bytes, wait_ms)
+        return {
+            "run_id": run_id,
+            "content": page.text(),
+            "encoding": "utf-8",
+            "offset": page.offset,
+            "next_offset": page.next_offset,
+            "dropped": page.dropped,
+            "running": page.running,
+            "complete": page.complete,
+        }
+
+    async def log_page(self, principal: Principal, find: Find, offset: int, max_bytes: int, wait_ms: int) -> LogPage:
+        """Returns a page of the log of the run that ``find`` gives. Raises what that raises, and Busy."""
         clock = asyncio.get_running_loop().time
         end = clock() + wait_ms / 1000
 
-        async def page(first_s: float, idle_s: float = FOLLOW_S) -> dict[str, Any]:
-            record = await self.owned(principal, run_id)
-            return await self._pages.page(self._active.get(run_id), record, offset, max_bytes, first_s, idle_s)
+        async def page(first_s: float, idle_s: float = FOLLOW_S) -> LogPage:
+            record = await find()
+            return await self._pages.page(self._active.get(record.run_id), record, offset, max_bytes, first_s, idle_s)
 
-        async def more() -> dict[str, Any] | None:
+        async def more() -> LogPage | None:
             found = await page(max(0.0, end - clock()))
-            news = found["content"] or found["dropped"] or found["complete"]
-            return found if news or clock() >= end else None
+            return found if found.news or clock() >= end else None
 
-        if not wait_ms or not (await self.owned(principal, run_id)).status.live:
+        record = await find()
+        if not wait_ms or not record.status.live:
             return await page(FIRST_S, IDLE_S)
         found = None
         async with self._waiting.bounded(principal.name, wait_ms / 1000 + PAGE_S):
-            found = await self._waiting.until(run_id, more)
+            found = await self._waiting.until(record.run_id, more)
         return found or await page(0.0)
 
     async def cancel(self, principal: Principal, run_id: str, reason: str | None) -> bool:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from skillyard.domain.errors import BlobNotFound, OutputDropped, SkillyardError
 from skillyard.domain.sandbox.spec import Stream
 from skillyard.domain.work.record import LogPlace
+from skillyard.engine.commands.tails import Live
 from skillyard.engine.runs.collect import INLINE, BlobTarget, Took
-from skillyard.engine.secrets.redact import NOTHING, Redaction
+from skillyard.engine.secrets.redact import Redaction
 from skillyard.engine.text import cut_head, cut_tail
 from skillyard.ports.sandbox import Process
 
@@ -136,14 +137,16 @@ class LogInParts:
         taken: LogPlace,
         took: Took,
         longer_s: float,
+        live: Live | None = None,
     ) -> None:
         """``taken`` is where an earlier server was; ``took`` notes in the record where this one is.
 
-        A part is kept ``longer_s`` than other blobs: until the run has ended.
+        A part is kept ``longer_s`` than other blobs: until the run has ended. ``live`` hears the output of a command.
         """
         self._redaction = redaction
         self._target = target
         self._took = took
+        self._live = live
         ttl_s = None if target.ttl_s is None else target.ttl_s + longer_s
         self._part_target = replace(target, ttl_s=ttl_s)
         self._rest: bytes | None = None
@@ -160,7 +163,10 @@ class LogInParts:
         try:
             if self._target.again:  # stored by an earlier server, which did not come to note it
                 await self._target.store.delete(self._id(self._taken.parts))
+                await self._tell_last_part()
             async for piece in self._pieces(process):
+                if self._live is not None:
+                    self._live.hear(piece)
                 part += piece
                 if len(part) >= PART_BYTES:
                     await self._store(bytes(part))
@@ -169,11 +175,18 @@ class LogInParts:
             return
         self._rest = bytes(part)
 
+    async def _tell_last_part(self) -> None:
+        last = self._taken.parts - 1
+        if self._live is not None and last >= 0:
+            with suppress(BlobNotFound):
+                async for piece in self._target.store.read(self._id(last)):
+                    self._live.before(piece, first=last == 0)
+
     async def keep(self, process: Process | None) -> Log:
         """Returns the whole log, stored as one blob; the rest of it is read from ``process``."""
         if self._rest is None:
             self._go_back(self._taken)
-        log = await keep_log(self._whole(process), NOTHING, self._target)
+        log = await keep_log(self._whole(process), self._redaction.done(), self._target)
         if not self._dropped:
             return log
         dropped = f"{self._dropped} bytes of the log were dropped before they could be read"
@@ -193,7 +206,7 @@ class LogInParts:
     def _go_back(self, taken: LogPlace) -> None:
         self._taken = taken
         self._read, self._dropped = taken.offset, taken.dropped
-        self._redactor = self._redaction.stream(taken.covered)
+        self._redactor = self._redaction.resumed(taken)
 
     async def _pieces(self, process: Process) -> AsyncIterator[bytes]:
         """Yields the redacted log from where it was read."""
@@ -207,7 +220,7 @@ class LogInParts:
             except OutputDropped as gap:
                 dropped = gap.first - self._read + redactor.break_off()
                 self._read, self._dropped = gap.first, self._dropped + dropped
-                yield f"\n[... {dropped} bytes were dropped ...]\n".encode()
+                yield redactor.aside(f"\n[... {dropped} bytes were dropped ...]\n".encode())
         yield redactor.flush()
 
     async def _store(self, part: bytes) -> None:
@@ -215,7 +228,7 @@ class LogInParts:
         number, redactor = self._taken.parts, self._redactor
         self._most = number + 1
         await self._part_target.create(self._id(number), _KIND, part)
-        place = LogPlace(self._read - redactor.held, redactor.covered, number + 1, self._dropped)
+        place = replace(redactor.place(self._read), parts=number + 1, dropped=self._dropped)
         await self._took(lambda held: replace(held, offsets=replace(held.offsets, log=place)))
         self._taken = place
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
 
 from skillyard.domain.errors import OutputDropped
 from skillyard.domain.sandbox.spec import Stream
 from skillyard.domain.work.record import RunKind, RunRecord
-from skillyard.engine.commands.output import Unmarker
+from skillyard.engine.commands.output import MARK_EVERY, STDOUT, Unmarker, stream_at
 from skillyard.engine.driver import ActiveRun
 from skillyard.engine.secrets.redact import Redactor
 from skillyard.engine.text import cut_head
@@ -34,25 +33,68 @@ class _Reading:
     """A reading of a redacted log.
 
     ``taken`` bytes of the log were read. ``made`` was made of them, from ``offset`` of the redacted log on, and nobody
-    got it yet."""
+    got it yet. ``marks`` follows the streams of a command up to there; None for another run."""
 
     redactor: Redactor
     taken: int
     offset: int
     made: bytearray
+    marks: Unmarker | None
+
+    @property
+    def some(self) -> bool:
+        """Returns whether there is something to hand on: half a mark waits for the other half."""
+        return bool(self.made) and (self.marks is None or self.made != b"\0")
+
+    def whole(self, most: int) -> bytes:
+        """Returns the first bytes of it, to the end of a character and of a mark."""
+        return _whole(bytes(self.made[:most]), marked=self.marks is not None)
 
     def take(self, data: bytes, wanted: int) -> None:
         """Adds ``data``. Bytes before ``wanted`` of the redacted log are dropped."""
         self.taken += len(data)
         piece = self.redactor.feed(data)
         skipped = min(len(piece), max(0, wanted - self.offset))
-        self.offset += skipped
+        self.pass_over(piece[:skipped])
         self.made += piece[skipped:]
+
+    def pass_over(self, data: bytes) -> None:
+        """Goes on behind ``data``, the first bytes that were made."""
+        self.offset += len(data)
+        if self.marks is not None:
+            self.marks.plain(data)
 
     def skip(self, first: int) -> None:
         """Goes on at ``first`` of the log: the bytes before it were dropped. They count as they are."""
         self.offset += first - self.taken + self.redactor.break_off()
         self.taken = first
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """A page of a run's log, from ``offset`` on. ``dropped`` bytes at its beginning are not kept any more.
+
+    ``data`` is without secrets. The log of a command has marks, and its page begins in ``stream``.
+    """
+
+    run_id: str
+    data: bytes
+    marked: bool
+    stream: str
+    offset: int
+    next_offset: int
+    dropped: int
+    running: bool
+    complete: bool
+
+    @property
+    def news(self) -> bool:
+        """Returns whether a caller who waits should have it."""
+        return self.next_offset > self.offset or self.complete
+
+    def text(self) -> str:
+        """Returns the output of both streams as it came."""
+        return (Unmarker().plain(self.data) if self.marked else self.data).decode("utf-8", "replace")
 
 
 class LogPages:
@@ -75,32 +117,22 @@ class LogPages:
         max_bytes: int,
         first_s: float,
         idle_s: float = IDLE_S,
-    ) -> dict[str, Any]:
+    ) -> LogPage:
         """Returns a page of at most ``max_bytes`` from ``offset`` on.
 
         It ends between characters where more may come. Of a run at work it waits ``first_s`` for the first byte, and
-        ``idle_s`` for more. ``dropped`` bytes at its beginning are not kept any more.
+        ``idle_s`` for more.
         """
-        dropped = 0
+        dropped, marked = 0, record.kind is RunKind.COMMAND
         if active is not None:
-            (data, dropped), last = await self._live(active, offset, max_bytes, first_s, idle_s), False
+            data, dropped, stream = await self._live(active, offset, max_bytes, first_s, idle_s, marked=marked)
+            last = False
         else:
-            data, last = await self._stored(record, offset, max_bytes)
-            data = data if last else cut_head(data)
-        marked = record.kind is RunKind.COMMAND
-        if marked and not last and data.endswith(b"\0"):
-            data = data[:-1]  # the mark that begins with it comes in the next page
+            data, last, stream = await self._stored(record, offset, max_bytes)
+            data = data if last else _whole(data, marked=marked)
         running = active is not None or record.status.live
-        return {
-            "run_id": record.run_id,
-            "content": (Unmarker().plain(data) if marked else data).decode("utf-8", "replace"),
-            "encoding": "utf-8",
-            "offset": offset,
-            "next_offset": offset + dropped + len(data),
-            "dropped": dropped,
-            "running": running,
-            "complete": last and not running,
-        }
+        end = offset + dropped + len(data)
+        return LogPage(record.run_id, data, marked, stream, offset, end, dropped, running, last and not running)
 
     def _forget(self, record: RunRecord) -> None:
         """Drops the readings of a run that has ended; they know its secrets."""
@@ -111,19 +143,21 @@ class LogPages:
         if not self._readings:
             self._records.ignore(self._forget)
 
-    async def _stored(self, record: RunRecord, offset: int, max_bytes: int) -> tuple[bytes, bool]:
-        """Returns the bytes, and whether they are the last ones."""
+    async def _stored(self, record: RunRecord, offset: int, max_bytes: int) -> tuple[bytes, bool, str]:
+        """Returns the bytes, whether they are the last ones, and the stream that they begin in."""
         info = await self._blobs.stat(record.logs_blob) if record.logs_blob else None
         if info is None or offset >= info.size:
-            return b"", True
+            return b"", True, STDOUT
+        before = min(offset, MARK_EVERY) if record.kind is RunKind.COMMAND else 0
         length = min(max_bytes, info.size - offset)
-        data = b"".join([chunk async for chunk in self._blobs.read(info.blob_id, offset, length)])
-        return data, offset + length == info.size
+        read = self._blobs.read(info.blob_id, offset - before, before + length)
+        data = b"".join([chunk async for chunk in read])
+        return data[before:], offset + length == info.size, stream_at(data[:before])
 
     async def _live(
-        self, active: ActiveRun, offset: int, max_bytes: int, first_s: float, idle_s: float
-    ) -> tuple[bytes, int]:
-        """Returns the bytes that are written up to now, and the number of dropped ones before.
+        self, active: ActiveRun, offset: int, max_bytes: int, first_s: float, idle_s: float, *, marked: bool
+    ) -> tuple[bytes, int, str]:
+        """Returns the bytes written up to now, the number of dropped ones, and the first stream.
 
         It reads until the process pauses, and stops before a gap: the next page begins behind that.
         """
@@ -133,45 +167,51 @@ class LogPages:
         if active.process is None:
             await asyncio.wait([active.starting()], timeout=first_s)
         if active.process is None:
-            return b"", 0
-        reading = self._reading(active, offset)
+            return b"", 0, STDOUT
+        reading = self._reading(active, offset, marked=marked)
         source = active.process.output(Stream.STDOUT, reading.taken)
         try:
             while len(reading.made) < max_bytes:
                 try:
-                    async with asyncio.timeout_at(min(end, clock() + idle_s) if reading.made else end):
+                    async with asyncio.timeout_at(min(end, clock() + idle_s) if reading.some else end):
                         data = await anext(source)
                 except OutputDropped as gap:
-                    if reading.made:
+                    if reading.some:
                         break
                     reading.skip(gap.first)
                     source = active.process.output(Stream.STDOUT, reading.taken)
                     continue
-                if not reading.made:
+                if not reading.some:
                     end = min(latest, clock() + PAGE_S)
                 reading.take(data, offset)
         except (TimeoutError, StopAsyncIteration):
             pass
-        dropped = max(0, reading.offset - offset)
-        data = cut_head(bytes(reading.made[:max_bytes]))
-        self._keep(active, reading, offset + dropped, len(data))
-        return data, dropped
+        dropped, data = max(0, reading.offset - offset), reading.whole(max_bytes)
+        stream = STDOUT if reading.marks is None else reading.marks.stream
+        self._keep(active, reading, data, offset + dropped + len(data))
+        return data, dropped, stream
 
-    def _reading(self, active: ActiveRun, offset: int) -> _Reading:
+    def _reading(self, active: ActiveRun, offset: int, *, marked: bool) -> _Reading:
         kept = self._readings.pop((active.run_id, offset), None)
         if kept is not None:
             return kept
         redactor = active.redactor()
         start = offset if redactor.idle else 0
-        return _Reading(redactor, start, start, bytearray())
+        return _Reading(redactor, start, start, bytearray(), Unmarker() if marked else None)
 
-    def _keep(self, active: ActiveRun, reading: _Reading, offset: int, given: int) -> None:
+    def _keep(self, active: ActiveRun, reading: _Reading, given: bytes, next_offset: int) -> None:
         """Keeps a reading for the page behind the bytes that were ``given``. One without secrets is made anew."""
-        if reading.redactor.idle or len(reading.made) - given > _MOST_MADE:
+        if reading.redactor.idle or len(reading.made) - len(given) > _MOST_MADE:
             return
-        del reading.made[:given]
-        reading.offset += given
-        self._readings[active.run_id, offset + given] = reading
+        del reading.made[: len(given)]
+        reading.pass_over(given)
+        self._readings[active.run_id, next_offset] = reading
         self._records.listen(self._forget)
         if len(self._readings) > _READINGS:
             self._readings.popitem(last=False)
+
+
+def _whole(data: bytes, *, marked: bool) -> bytes:
+    """Returns ``data`` without a cut character or mark at its end, which the next page has."""
+    data = cut_head(data)
+    return data[:-1] if marked and data.endswith(b"\0") else data

@@ -82,9 +82,14 @@ class RunRequest:
             self.isolation,
             *([] if self.network is None else [[rule.text for rule in self.network]]),
             *([{"packages": self.packages}] if self.packages else []),
-            *([] if self.command is None else [{"command": self.command.stored(), "agent": self.agent}]),
+            *([] if self.command is None else [self._command()]),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def _command(self) -> dict[str, Any]:
+        assert self.command is not None
+        task = {"task": True} if self.detach else {}
+        return {"command": self.command.stored(), "agent": self.agent, **task}
 
     def stored(self) -> dict[str, Any]:
         """Returns the JSON form that :func:`from_stored` takes, for a later server."""

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from urllib.parse import quote
 
+from skillyard.domain.work.record import LogPlace
+
 MARK = b"[redacted]"
 MIN_DERIVED = 4
 MIN_LINE = 16
@@ -55,6 +57,14 @@ class Redactor:
     def flush(self) -> bytes:
         """Returns the rest, at the end of the stream."""
         return self._emit(self._search, len(self._pending)) if self._search else b""
+
+    def place(self, read: int) -> LogPlace:
+        """Returns the place from which another reading goes on. So far ``read`` bytes of the log came."""
+        return LogPlace(read - self.held, self._covered)
+
+    def aside(self, text: bytes) -> bytes:
+        """Returns ``text``, which is not of the log, as it is handed on within it."""
+        return text
 
     def shown(self, data: bytes) -> bytes:
         """Returns the text of ``data``, the next bytes that were handed on, without what marks it."""
@@ -125,6 +135,14 @@ class Redaction:
         That of a reading which begins where another was has the other's ``covered``.
         """
         return Redactor(self._search, self._longest, covered)
+
+    def resumed(self, place: LogPlace) -> Redactor:
+        """Returns a redactor for a reading that goes on at ``place`` of another one."""
+        return self.stream(place.covered)
+
+    def done(self) -> Redaction:
+        """Returns the redaction of a log from which these secrets were taken out before."""
+        return NOTHING
 
     def text(self, text: str, *, whole: bool = True) -> str:
         """Returns the text without secrets. ``whole`` false: it was cut before, so its end may be the start of a

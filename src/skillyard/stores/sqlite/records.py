@@ -12,6 +12,7 @@ from typing import Any
 
 from skillyard.domain.checks import check_page, check_unicode
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, StoreFault, shown
+from skillyard.domain.principal import AgentScope
 from skillyard.domain.sandbox.frames import FramePlace
 from skillyard.domain.sandbox.spec import Owner
 from skillyard.domain.work.event import Event, next_event, of_end
@@ -25,6 +26,7 @@ from skillyard.domain.work.record import (
     RunRecord,
     RunStatus,
     SecretRef,
+    StreamPlaces,
     check_status,
 )
 from skillyard.ports.records import NO_LABELS, Listener
@@ -66,6 +68,9 @@ _READ = f"SELECT {_WHOLE} FROM runs"  # noqa: S608 - fixed texts
 _READ_LINE = "SELECT record, revision, labels, lease_holder, lease_boot, lease_until FROM runs"
 _LABELLED = "seq IN (SELECT run FROM run_labels WHERE name = ? AND value = ?)"
 _OWN_LABELLED = "seq IN (SELECT run FROM run_labels WHERE name = ? AND value = ? AND principal = ?)"
+_TASK_OF = ":task"
+"""The label by which the tasks of an agent are found. A caller's own cannot have this name."""
+_IS_TASK_OF = "SELECT 1 FROM run_labels WHERE run = ? AND name = ? AND value = ?"
 _LAST_EVENT = """
     SELECT seq, (SELECT max(number) FROM run_events WHERE run = seq) FROM runs WHERE run_id = ?"""
 _ADD_EVENT = "INSERT INTO run_events (run, number, at, kind, data) VALUES (?, ?, ?, ?, ?)"
@@ -177,18 +182,21 @@ class SqliteRecords:
         after: str | None = None,
         status: str | None = None,
         labels: Mapping[str, str] = NO_LABELS,
+        tasks_of: AgentScope | None = None,
     ) -> Sequence[RunRecord]:
         """As the port says. Raises InvalidInput for a limit outside 1 to 1000, a status that does not exist, a label
-        that cannot be one, and an ``after`` that names no run of this principal."""
+        that cannot be one, and an ``after`` that names no run of this principal or agent."""
         check_page(limit)
         check_status(status)
         conditions: list[tuple[str, tuple[object, ...]]] = []
         if principal is not None:
             conditions.append(("principal = ?", (principal,)))
         if after is not None:
-            conditions.append(("seq < ?", (await self._position(principal, after),)))
+            conditions.append(("seq < ?", (await self._position(principal, after, tasks_of),)))
         if status is not None:
             conditions.append(("status = ?", (str(status),)))
+        if tasks_of is not None:
+            conditions.append((_LABELLED, (_TASK_OF, _agent_key(tasks_of))))
         for label in check_labels(labels).items():
             conditions.append((_LABELLED, label) if principal is None else (_OWN_LABELLED, (*label, principal)))
         where = " AND ".join(condition for condition, _ in conditions) or "TRUE"
@@ -249,9 +257,13 @@ class SqliteRecords:
         for listener in self._listeners:
             listener(record)
 
-    async def _position(self, principal: str | None, run_id: str) -> int:
+    async def _position(self, principal: str | None, run_id: str, tasks_of: AgentScope | None) -> int:
         row = await self._database.lookup("SELECT seq, principal FROM runs WHERE run_id = ?", (run_id,))
-        if row is None or (principal is not None and row[1] != principal):
+        found = row is not None and principal in (None, row[1])
+        if row is not None and tasks_of is not None:
+            key = (row[0], _TASK_OF, _agent_key(tasks_of))
+            found = await self._database.lookup(_IS_TASK_OF, key) is not None
+        if row is None or not found:
             raise InvalidInput("after", "must be the id of an existing run", shown(run_id))
         return int(row[0])
 
@@ -302,9 +314,17 @@ def decode(
 
 _WHOLES: dict[str, Callable[[Any], Any]] = {
     "owner": Owner,
-    "offsets": lambda value: Offsets(FramePlace(**value["channel"]), LogPlace(**value["log"])),
+    "offsets": lambda value: Offsets(FramePlace(**value["channel"]), _log_place(**value["log"])),
     "secrets": lambda values: tuple(SecretRef(**value) for value in values),
 }
+
+
+def _log_place(streams: Mapping[str, Any] | None = None, **value: Any) -> LogPlace:
+    """Returns a place in a log. Those of earlier versions have no ``streams``."""
+    if streams is None:
+        return LogPlace(**value)
+    pairs = {name: tuple(streams[name]) for name in ("given", "covered")}
+    return LogPlace(**value, streams=StreamPlaces(**{**streams, **pairs}))
 
 
 def conflict() -> IdempotencyConflict:
@@ -317,7 +337,10 @@ def _insert(connection: sqlite3.Connection, record: RunRecord, values: tuple[obj
     It does not raise that, since raising would undo others' writes beside it.
     """
     if connection.execute(_INSERT, values).rowcount == 1:
-        connection.executemany(_LABEL, [(*label, record.run_id) for label in record.labels.items()])
+        labels = [*record.labels.items()]
+        if record.kind is RunKind.COMMAND and record.owner is Owner.TASK:
+            labels.append((_TASK_OF, _agent_key(AgentScope(record.project, record.agent))))
+        connection.executemany(_LABEL, [(*label, record.run_id) for label in labels])
         if record.owner is Owner.TASK:
             _add_event(connection, record, record.created_at, record.status.value, {})
         return None
@@ -326,6 +349,10 @@ def _insert(connection: sqlite3.Connection, record: RunRecord, values: tuple[obj
     if taken is None:
         return InvalidInput("run_id", "is taken", shown(record.run_id))
     return None if taken == (record.run_id, record.request_digest) else conflict()
+
+
+def _agent_key(scope: AgentScope) -> str:
+    return f"{scope.project}/{scope.agent}"
 
 
 def _check_texts(record: RunRecord) -> None:

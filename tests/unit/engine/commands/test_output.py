@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.engine.commands.output import MARK_EVERY, STDERR, STDOUT, Marked, Marker, Tail, Unmarker, tails_of
+from skillyard.domain.work.record import LogPlace
+from skillyard.engine.commands.output import MARK_EVERY, STDERR, STDOUT, Marked, Marker, Unmarker
+from skillyard.engine.commands.tails import Live, Tail, tails_at_end, tails_of
 from skillyard.engine.secrets.redact import NOTHING, Redaction
 
 PIECES = st.lists(st.tuples(st.sampled_from([STDOUT, STDERR]), st.binary(max_size=40)))
@@ -92,4 +95,102 @@ async def test_both_tails_are_read_in_one_pass() -> None:
     tails = await tails_of(pieces(), {STDOUT: 6, STDERR: 100})
     assert {name: (tail.text(), tail.truncated) for name, tail in tails.items()} == {
         STDOUT: ("aaaend", True), STDERR: ("first", False),
+    }  # fmt: skip
+
+
+@given(PIECES, st.lists(st.integers(1, 60), min_size=1), st.integers(0, 400))
+def test_a_log_is_the_same_however_its_output_is_cut(
+    pieces: list[tuple[str, bytes]], cuts: list[int], longer: int
+) -> None:
+    log = marked([*pieces, (STDERR, b"y" * longer * 100)])
+    whole = Marked(Redaction([SECRET])).stream()
+    cut = Marked(Redaction([SECRET])).stream()
+    out, at = b"", 0
+    for size in itertools.cycle(cuts):
+        out, at = out + cut.feed(log[at : at + size * 50]), at + size * 50
+        if at >= len(log):
+            break
+    assert out + cut.flush() == whole.feed(log) + whole.flush()
+
+
+TOLD = st.lists(
+    st.tuples(st.sampled_from([STDOUT, STDERR]), st.sampled_from([SECRET[:5], SECRET[5:], SECRET, "x", "\0", "\0001"]))
+)
+
+
+@given(TOLD, st.integers(0, 200), st.integers(0, 200), st.integers(0, 70_000))
+def test_a_reading_goes_on_where_another_was(
+    told: list[tuple[str, str]], first: int, second: int, silence: int
+) -> None:
+    pieces = [(stream, text.encode()) for stream, text in told]
+    log = marked([*pieces[:3], (STDOUT, b"s" * silence), *pieces[3:]])
+    redaction = Marked(Redaction([SECRET]))
+    undisturbed = redaction.stream()
+    wanted = undisturbed.feed(log) + undisturbed.flush()
+    place, out = LogPlace(), b""
+    for read in sorted((min(first + silence, len(log)), min(second + silence, len(log)))):
+        redactor = redaction.resumed(place)
+        out += redactor.feed(log[place.offset : read])
+        place = redactor.place(read)
+    last = redaction.resumed(place)
+    out += last.feed(log[place.offset :]) + last.flush()
+    assert out == wanted
+    assert all(SECRET.encode() not in text for text in streams(out).values())
+
+
+def test_a_reading_without_secrets_reads_nothing_again() -> None:
+    log = marked([(STDOUT, b"a" * 300_000), (STDERR, b"b" * 300_000)])
+    redactor = Marked(NOTHING).stream()
+    for at in range(0, len(log), 10_000):
+        redactor.feed(log[at : at + 10_000])
+    assert redactor.place(len(log)).offset == len(log)
+
+
+def test_a_gap_leaves_the_streams_apart() -> None:
+    redactor = Marked(Redaction([SECRET])).stream()
+    out = redactor.feed(b"\x002" + b"e" * 50)
+    held = redactor.break_off()
+    assert held >= len(SECRET) - 1
+    out += redactor.aside(b"[gap]") + redactor.feed(b"?" * 100 + b"\x002" + b"f" * 100 + b"\x001" + b"." * 100)
+    place = redactor.place(1000)
+    assert streams(out + redactor.flush()) == {
+        STDERR: b"e" * (50 - held) + b"[gap]" + b"f" * (100 - held),
+        STDOUT: b"?" * (100 - held) + b"." * 100,
+    }
+    assert 1000 - 304 <= place.offset <= 1000
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("aside", "reads"), [(10, 1), (40_000, 1), (3 * MARK_EVERY, 2)])
+async def test_tails_are_read_from_the_end_as_far_as_they_need(aside: int, reads: int) -> None:
+    log = marked([(STDOUT, b"f" * 2_000_000), (STDERR, b"error"), (STDOUT, b"o" * aside), (STDERR, b"last")])
+    begun = []
+
+    async def read(offset: int) -> AsyncIterator[bytes]:
+        begun.append(offset)
+        for at in range(offset, len(log), 5000):
+            yield log[at : at + 5000]
+
+    tails = await tails_at_end(read, len(log), {STDOUT: 6, STDERR: 7})
+    assert {name: (tail.text(), tail.truncated) for name, tail in tails.items()} == {
+        STDOUT: ("oooooo", True), STDERR: ("rorlast", True),
+    }  # fmt: skip
+    assert len(begun) == reads
+    whole = await tails_at_end(read, len(log), {STDOUT: 6, STDERR: 100})
+    assert (whole[STDERR].text(), whole[STDERR].truncated) == ("errorlast", False)
+
+
+def test_the_end_of_a_command_at_work_is_at_hand() -> None:
+    live = Live(lambda: 5.0)
+    log = marked([(STDERR, b"e"), (STDOUT, b"out")])
+    live.before(log, first=True)
+    assert [live.heard_at] == [None]
+    live.hear(b"put\x002!")
+    told = {name: (tail.text(), tail.truncated) for name, tail in live.tails.items()}
+    assert told == {STDOUT: ("output", False), STDERR: ("e!", False)}
+    assert live.heard_at is not None
+    later = Live(lambda: 5.0)
+    later.before(b"whose is it?" + log, first=False)
+    assert {name: (tail.text(), tail.truncated) for name, tail in later.tails.items()} == {
+        STDOUT: ("out", True), STDERR: ("e", True),
     }  # fmt: skip
