@@ -25,7 +25,7 @@ from tests.unit.engine.packages.index import Index
 
 pytestmark = pytest.mark.timeout(240)
 
-BLOB, RUN = "blob:EXAMPLE", "run_EXAMPLE"
+BLOB, RUN, TASK = "blob:EXAMPLE", "run_EXAMPLE", "run_TASK"
 NEEDS = b'\n[permissions]\nnetwork = ["api.example.com:443"]\nsecrets = ["CRM_TOKEN"]\n'
 LONG = {"language": "python", "code": "import time\ndef main(args): time.sleep(100)", "network": ["*.example.com:443"]}
 CONNECTS = """
@@ -43,7 +43,8 @@ SCENARIO = """
 rpc.discover list_skills describe_skill read_skill_file load_skills_protocol_guide create_blob
 read_blob blobs.list blobs.stat secrets.set secrets.list secrets.bind secrets.rollback run_code
 catalogue.needs catalogue.approve catalogue.approvals execute_skill catalogue.revoke secrets.audit
-skills.run_cmd runs.set_network runs.cancel runs.list
+skills.run_cmd skills.run_cmd_async skills.task_watch skills.task_status skills.task_logs
+skills.task_cancel skills.tasks runs.set_network runs.cancel runs.list
 runs.show runs.logs runs.wait runs.events policy.explain policy.show
 catalogue.versions catalogue.pin catalogue.unpin catalogue.diff catalogue.review catalogue.problems
 catalogue.withdraw catalogue.restore environments.build environments.show environments.list
@@ -83,7 +84,11 @@ def answers(runtime: SyncRuntime) -> dict[str, Any]:
     """By method; each example is called once, with ids that exist in the place of the made up ones."""
     found: dict[str, Any] = {}
     for name in ORDER:
-        ids = {BLOB: found.get("create_blob", {}).get("blob_id"), RUN: found.get("run_code", {}).get("run_id")}
+        ids = {
+            BLOB: found.get("create_blob", {}).get("blob_id"),
+            RUN: found.get("run_code", {}).get("run_id"),
+            TASK: found.get("skills.run_cmd_async", {}).get("task_id"),
+        }
         params = placed(METHODS[name].example, ids)
         if name in ("runs.set_network", "runs.cancel"):
             with at_work(runtime) as run_id:

@@ -1,4 +1,4 @@
-"""The methods ``skills.*`` that run commands, as Python methods."""
+"""The methods ``skills.*`` of commands and tasks, as Python methods."""
 
 from __future__ import annotations
 
@@ -57,8 +57,130 @@ class CommandMethods(Calls):
         )
         return await self.call("skills.run_cmd", params)
 
+    async def run_cmd_async(
+        self,
+        skill_name: str,
+        command: str,
+        *,
+        inputs: Sequence[Mapping[str, str]] | None = None,
+        outputs: Sequence[Mapping[str, str]] | None = None,
+        timeout_sec: float | None = None,
+        env: Mapping[str, str] | None = None,
+        workdir: str | None = None,
+        version: str | None = None,
+        language: Language | None = None,
+        network: Sequence[str] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        isolation: str | None = None,
+        idempotency_key: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        agent: str | None = None,
+    ) -> Json:
+        """Starts a command as a task, which outlives this caller and the server: ``task_id``.
+
+        The parameters are those of :meth:`run_cmd`.
+        """
+        params = given(
+            skill_name=skill_name,
+            command=command,
+            inputs=inputs,
+            outputs=outputs,
+            timeout_sec=timeout_sec,
+            env=env,
+            workdir=workdir,
+            version=version,
+            language=language,
+            network=listed(network),
+            limits=limits,
+            isolation=isolation,
+            idempotency_key=idempotency_key,
+            labels=labels,
+            agent=agent,
+        )
+        return await self.call("skills.run_cmd_async", params)
+
+    async def task_status(self, task_id: str, *, tail_bytes: int | None = None, agent: str | None = None) -> Json:
+        """How far a task is: ``status``, ``exit_code``, ``stdout_tail``, ``stderr_tail``, ``created_artifacts``."""
+        return await self.call("skills.task_status", given(task_id=task_id, tail_bytes=tail_bytes, agent=agent))
+
+    async def query_status(
+        self,
+        query_command: str,
+        *,
+        skill_name: str | None = None,
+        task_id: str | None = None,
+        workdir: str | None = None,
+        status_field: str | None = None,
+        progress_field: str | None = None,
+        events_field: str | None = None,
+        done_states: Sequence[str] | None = None,
+        error_states: Sequence[str] | None = None,
+        timeout_sec: float | None = None,
+        agent: str | None = None,
+    ) -> Json:
+        """The state of work elsewhere, which ``query_command`` prints as JSON: ``state``, ``done``, ``error``."""
+        params = given(
+            skill_name=skill_name,
+            task_id=task_id,
+            workdir=workdir,
+            status_field=status_field,
+            progress_field=progress_field,
+            events_field=events_field,
+            done_states=listed(done_states),
+            error_states=listed(error_states),
+            timeout_sec=timeout_sec,
+            agent=agent,
+        )
+        return await self.call("skills.task_status", {"provider": "cmd", "query_command": query_command, **params})
+
+    async def task_watch(
+        self,
+        task_id: str,
+        *,
+        timeout_sec: float | None = None,
+        tail_bytes: int | None = None,
+        dedupe_key: str | None = None,
+        agent: str | None = None,
+    ) -> Json:
+        """Waits for the end of a task, ``timeout_sec`` at most: :meth:`task_status`, ``timed_out``."""
+        params = given(
+            task_id=task_id, timeout_sec=timeout_sec, tail_bytes=tail_bytes, dedupe_key=dedupe_key, agent=agent
+        )
+        return await self.call("skills.task_watch", params)
+
+    async def task_logs(
+        self,
+        task_id: str,
+        *,
+        offset: int | None = None,
+        max_bytes: int | None = None,
+        wait_ms: int | None = None,
+        stream: Literal["stdout", "stderr"] | None = None,
+        agent: str | None = None,
+    ) -> Json:
+        """One page of a task's output: ``chunks`` of a stream and a text each, ``next_offset``, ``complete``."""
+        params = given(task_id=task_id, offset=offset, max_bytes=max_bytes, wait_ms=wait_ms, stream=stream, agent=agent)
+        return await self.call("skills.task_logs", params)
+
+    async def task_cancel(self, task_id: str, *, reason: str | None = None, agent: str | None = None) -> Json:
+        """Ends a task and all that it started: ``canceled`` is False when it had ended before."""
+        return await self.call("skills.task_cancel", given(task_id=task_id, reason=reason, agent=agent))
+
+    async def list_tasks(
+        self, *, limit: int | None = None, cursor: str | None = None, agent: str | None = None
+    ) -> Json:
+        """One page, newest first: ``tasks`` and ``next_cursor``."""
+        return await self.call("skills.tasks", given(limit=limit, cursor=cursor, agent=agent))
+
 
 class SyncCommandMethods(Waits):
     """:class:`CommandMethods` without ``await``."""
 
     run_cmd = blocking(CommandMethods.run_cmd)
+    run_cmd_async = blocking(CommandMethods.run_cmd_async)
+    task_status = blocking(CommandMethods.task_status)
+    query_status = blocking(CommandMethods.query_status)
+    task_watch = blocking(CommandMethods.task_watch)
+    task_logs = blocking(CommandMethods.task_logs)
+    task_cancel = blocking(CommandMethods.task_cancel)
+    list_tasks = blocking(CommandMethods.list_tasks)

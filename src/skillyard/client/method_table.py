@@ -34,6 +34,11 @@ REPEATABLE = frozenset(
         "server.drain",
         "skills.list",
         "skills.load",
+        "skills.task_cancel",
+        "skills.task_logs",
+        "skills.task_status",
+        "skills.task_watch",
+        "skills.tasks",
     }
 )
 """Methods that may be sent twice."""
@@ -43,6 +48,7 @@ RUNS = frozenset(
         "execute_skill",
         "run_code",
         "skills.run_cmd",
+        "skills.run_cmd_async",
     }
 )
 """Methods that start a run."""

@@ -19,8 +19,12 @@ from skillyard.client.method_table import REPEATABLE, RUNS
 LONGEST_RUN_S = 3600.0
 RUN_MARGIN_S = 30.0
 """Time of a server beside the run itself: admission, mounts, records."""
-WAITS = {"runs.wait": 30_000, "runs.logs": 0, "runs.events": 0}
+WAITS = {"runs.wait": 30_000, "runs.logs": 0, "runs.events": 0, "skills.task_logs": 0}
 """Methods that wait for a run, with their default ``wait_ms``."""
+WATCHES = {"skills.task_watch": 600.0, "skills.task_status": 30.0}
+"""Methods that wait for ``timeout_sec``, with its default."""
+TASKS = frozenset({"skills.run_cmd_async"})
+"""Methods that start a run which outlives them, and answer at once."""
 BUILDS = frozenset({"environments.build", "environments.wheels"})
 BUILD_S = 900.0
 """Time for the build of an environment, which a run's own timeout does not count."""
@@ -33,7 +37,7 @@ def retried(method: str, params: Mapping[str, Any]) -> tuple[type[ConnectionFail
         return (Unreachable, ConnectionLost)
     if method not in RUNS or not params.get("idempotency_key"):
         return ()
-    return (Unreachable, ConnectionLost) if params.get("detach") else (Unreachable,)
+    return (Unreachable, ConnectionLost) if params.get("detach") or method in TASKS else (Unreachable,)
 
 
 def patience(method: str, params: Mapping[str, Any], timeout: float) -> float:
@@ -45,6 +49,11 @@ def patience(method: str, params: Mapping[str, Any], timeout: float) -> float:
     if method in WAITS:
         asked = params.get("wait_ms", WAITS[method])
         return timeout + (asked / 1000 if isinstance(asked, (int, float)) else 0)
+    if method in WATCHES:
+        asked = params.get("timeout_sec", WATCHES[method])
+        return timeout + (asked if isinstance(asked, (int, float)) else 0)
+    if method in TASKS:
+        return timeout
     if method in BUILDS:
         return max(timeout, BUILD_S + RUN_MARGIN_S)
     if method not in RUNS:

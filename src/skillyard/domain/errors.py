@@ -148,6 +148,12 @@ class RunNotFound(InvalidInput):
     type = "RunNotFound"
 
 
+class TaskNotFound(InvalidInput):
+    """The task does not exist, or belongs to another agent."""
+
+    type = "TaskNotFound"
+
+
 class SecretNotFound(InvalidInput):
     """The secret or its version does not exist."""
 

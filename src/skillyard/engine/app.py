@@ -15,6 +15,7 @@ from skillyard.domain.sandbox.spec import make_spec
 from skillyard.engine.backends import Backends
 from skillyard.engine.blobs.service import BlobService
 from skillyard.engine.commands.service import CommandService
+from skillyard.engine.commands.tasks import TaskService
 from skillyard.engine.driver import ActiveRuns, Tools
 from skillyard.engine.lending import Lender
 from skillyard.engine.method import NoService
@@ -137,13 +138,26 @@ class App:
         has_gate = ports.gate is not None
         self.strict_params = self.config.strict_params
         self.drain = Drain(self.active, ports.records)
+        commands = CommandService(self.runs, ports.blobs, config.commands)
+        self.task_service = TaskService(
+            commands,
+            self.runs,
+            self.history,
+            ports.records,
+            ports.blobs,
+            self.active,
+            self.waiting,
+            ports.clock,
+            self.drain,
+        )
         self.by_class: Mapping[type[Any], Any] = {
             NoService: None,
             Drain: self.drain,
             BlobService: self.blobs,
             RunHistory: self.history,
             RunService: self.runs,
-            CommandService: CommandService(self.runs, ports.blobs, config.commands),
+            CommandService: commands,
+            TaskService: self.task_service,
             SkillService: self.skills,
             Publisher: self.publisher,
             Approvals: Approvals(

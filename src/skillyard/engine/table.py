@@ -10,6 +10,7 @@ from skillyard.domain.errors import MethodNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.blobs import methods as blobs
 from skillyard.engine.commands import methods as command_methods
+from skillyard.engine.commands import task_methods
 from skillyard.engine.method import OBJECT, STRING, Method, NoService, answer, list_of, obj
 from skillyard.engine.network import methods as policy_methods
 from skillyard.engine.packages import methods as environment_methods
@@ -27,6 +28,7 @@ METHODS: dict[str, Method[Any]] = {
         discovery,
         execution,
         command_methods,
+        task_methods,
         blobs,
         policy_methods,
         secret_methods,

@@ -20,6 +20,9 @@ MAY_START = {
     "run_code": {"timeout_ms": 3000},
     "execute_skill": {"timeout_ms": 3000},
     "skills.run_cmd": {"timeout_sec": 3},
+    "skills.run_cmd_async": {"timeout_sec": 3},
+    "skills.task_status": {"timeout_sec": 3},
+    "skills.task_watch": {"timeout_sec": 3, "query_timeout_sec": 3},
 }
 """Methods that may start something, which is dear, with the time that it gets."""
 

@@ -82,6 +82,25 @@ CASES: dict[str, tuple[dict[str, Any], ...]] = {
             "inputs": [{"artifact_id": "{blob}", "mount_path": "x"}],
         },
     ),
+    "skills.run_cmd_async": (
+        {"skill_name": "{skill}", "command": "true"},
+        {
+            "skill_name": "skills.protocol.guide",
+            "command": "true",
+            "inputs": [{"artifact_id": "{blob}", "mount_path": "x"}],
+        },
+    ),
+    "skills.task_status": (
+        {"task_id": "{run}"},
+        {"task_id": "{task}"},
+        {"task_id": "{task}", "tail_bytes": 0},
+        {"provider": "cmd", "task_id": "{task}", "query_command": "true"},
+        {"provider": "cmd", "skill_name": "{skill}", "query_command": "true"},
+    ),
+    "skills.task_watch": ({"task_id": "{task}"}, {"task_id": "{task}", "timeout_sec": 1, "dedupe_key": "k"}),
+    "skills.task_logs": ({"task_id": "{task}"}, {"task_id": "{task}", "offset": 3, "wait_ms": 1000}),
+    "skills.task_cancel": ({"task_id": "{task}"}, {"task_id": "{task}", "reason": "x"}),
+    "skills.tasks": ({}, {"cursor": "{task}"}, {"limit": 1}),
     "skills.upload": ({"blob_id": "{blob}"},),
     "skills.set_version": ({"skill_name": "{skill}", "version": "0.1.0"},),
     "skills.disable": ({"skill_name": "{skill}"}, {"skill_name": "{skill}", "enabled": True}),
@@ -96,24 +115,28 @@ CASES: dict[str, tuple[dict[str, Any], ...]] = {
 """Whatever names an object of somebody else, method by method. A new method needs its row."""
 
 
+NAMES = ("run", "going", "task", "blob", "skill")
+
+
 @dataclass(frozen=True)
 class Things:
     """Ids by the names that CASES gives them; all of alice's, or all made up in the same form."""
 
     run: str
     going: str
+    task: str
     blob: str
     skill: str
 
     def put_into(self, params: dict[str, Any]) -> dict[str, Any]:
         text = json.dumps(params)
-        for name in ("run", "going", "blob", "skill"):
+        for name in NAMES:
             text = text.replace(f"{{{name}}}", getattr(self, name))
         filled: dict[str, Any] = json.loads(text)
         return filled
 
     def hidden(self, body: bytes) -> bytes:
-        for name in ("run", "going", "blob", "skill"):
+        for name in NAMES:
             body = body.replace(getattr(self, name).encode(), f"<{name}>".encode())
         return body
 
@@ -125,7 +148,13 @@ def alices(door: Door) -> Iterator[Things]:
     blob = door.result("create_blob", {"content": "private", "kind": "text/plain"})
     going = _start(door)
     assert door.result("execute_skill", {"name": "demo.length", "args": {"text": "abc"}})["status"] == "completed"
-    yield Things(done["run_id"], going, blob["blob_id"], "demo.length")
+    asked = {"skill_name": "skills.protocol.guide", "command": "echo private; sleep 600", "timeout_sec": 700}
+    task = door.result("skills.run_cmd_async", asked)["task_id"]
+    until(lambda: door.result("skills.task_status", {"task_id": task})["stdout_tail"])
+    yield Things(done["run_id"], going, task, blob["blob_id"], "demo.length")
+    assert door.result("skills.task_cancel", {"task_id": task}) == {
+        "task_id": task, "status": "canceled", "canceled": True,
+    }  # fmt: skip
     assert door.result("runs.show", {"run_id": going})["run"]["status"] == "running"
     assert door.result("runs.cancel", {"run_id": going})["cancelled"]
     assert door.result("read_blob", {"blob_id": blob["blob_id"]})["preview"] == "private"
@@ -146,7 +175,8 @@ def made_up(alices: Things) -> Things:
     def other(text: str) -> str:
         return text[:-4] + ("0000" if text[-4:] != "0000" else "1111")
 
-    return Things(other(alices.run), other(alices.going), other(alices.blob), "demo.absent")
+    runs = other(alices.run), other(alices.going), other(alices.task)
+    return Things(*runs, other(alices.blob), "demo.absent")
 
 
 def test_each_method_has_its_cases() -> None:
@@ -170,7 +200,7 @@ def _headers(response: Response) -> dict[str, str]:
 
 
 def _ids(things: Things) -> tuple[str, ...]:
-    return (things.run, things.going, things.blob, things.skill)
+    return tuple(getattr(things, name) for name in NAMES)
 
 
 def _ids_in(params: dict[str, Any]) -> list[str]:
@@ -231,6 +261,8 @@ def test_a_page_mark_of_another_principal_shows_nothing_more(door: Door, alices:
         "runs.events",
         "runs.cancel",
         "runs.set_network",
+        "skills.task_watch",
+        "skills.task_cancel",
         "blobs.stat",
         "read_blob",
         "blobs.delete",

@@ -34,7 +34,8 @@ PROTOCOL = {
 
 def test_the_protocol_has_exactly_eight_methods() -> None:
     assert {m.name for m in METHODS.values() if m.surface == "protocol"} == PROTOCOL
-    assert {m.name for m in METHODS.values() if m.runs} == {"execute_skill", "run_code", "skills.run_cmd"}
+    runs = {"execute_skill", "run_code", "skills.run_cmd", "skills.run_cmd_async"}
+    assert {m.name for m in METHODS.values() if m.runs} == runs
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
