@@ -77,8 +77,9 @@ def _command(command: click.Command, name: str, parent: click.Context | None = N
 def settings_page() -> str:
     head = """# Settings
 
-From the strongest: arguments, `SKILLYARD_*` variables, the TOML file, the `SKILLFLAW_SKILL_SANDBOX_*` names of an
-existing `.env`, defaults. The file is the one that `SKILLYARD_CONFIG` names, else `config.toml` in the data directory.
+From the strongest: arguments, `SKILLYARD_*` variables, the TOML file, tables of CommonGround in that file, the
+`SKILLFLAW_SKILL_SANDBOX_*` names of an existing `.env`, defaults ([coming-from.md](coming-from.md) has the names of
+these two). The file is the one that `--config` or `SKILLYARD_CONFIG` names, else `config.toml` in the data directory.
 `limits.max.timeout_ms` is `timeout_ms` below `[limits.max]` in the file and `SKILLYARD_LIMITS__MAX__TIMEOUT_MS` in the
 environment. A name that does not exist is an error. `SKILLYARD_SECRETS_KEY` (base64 of 32 bytes) takes the place of
 the key file of the secret store; it is read from the environment only.

@@ -125,3 +125,23 @@ def test_it_is_a_run_for_the_operator(runtime: SyncRuntime) -> None:
     record = runtime.show_run(answer["run_id"])["run"]
     assert (record["kind"], record["skill"], record["output"]["exit_code"]) == ("run_cmd", "acme.notes", 0)
     assert runtime.run_logs(answer["run_id"])["content"] == "said\nerr\n"
+
+
+def test_javascript_runs_where_there_is_a_node(runtime: SyncRuntime) -> None:
+    text = (
+        "const n = [1, 2].map(x => x + 1); console.log(n.join(), require('fs').existsSync('SKILL.md')); process.exit(3)"
+    )
+    answer = ran(runtime, text, language="javascript")
+    if answer["exit_code"] == -1:
+        assert answer["error_message"].startswith("language: javascript needs node, and this sandbox has none")
+        return
+    assert (answer["stdout"], answer["exit_code"]) == ("2,3 true\n", 3)
+    assert ran(runtime, "-1", language="javascript")["exit_code"] == 0
+
+
+def test_typescript_runs_where_node_takes_types_out(runtime: SyncRuntime) -> None:
+    answer = ran(runtime, "const n: number = 2; console.log(n)", language="typescript")
+    if answer["exit_code"] == -1:
+        assert answer["error_message"].startswith("language: typescript needs ")
+        return
+    assert (answer["stdout"], answer["exit_code"], answer["stderr"]) == ("2\n", 0, "")

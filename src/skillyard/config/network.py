@@ -21,11 +21,12 @@ from pydantic import (
 from skillyard.config.section import Section, place, rules_of, texts_of
 from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.network.address import NAT64_LENGTHS, Address, parse_address
-from skillyard.domain.network.policy import NONE_WORD, is_open
+from skillyard.domain.network.policy import NONE_WORD, OPEN_WORD, is_open
 from skillyard.domain.network.rule import Rule, canonical_name, parse_rule
 from skillyard.domain.network.session import EgressLimits
 
 MOUNTED: Literal["mounted"] = "mounted"
+AS_RULES = "rules"
 _USUAL = EgressLimits()
 _MOST_ADDRESSES = 64
 
@@ -38,7 +39,9 @@ def _code_rules(value: Any, info: ValidationInfo) -> Literal["mounted"] | tuple[
     if value == MOUNTED:
         return MOUNTED
     if isinstance(value, str) and value != NONE_WORD:
-        raise InvalidInput(place(info), f"must be '{NONE_WORD}', '{MOUNTED}' or a list of rules", shown(value))
+        raise InvalidInput(
+            place(info), f"must be '{NONE_WORD}', '{MOUNTED}', '{AS_RULES}' or a list of rules", shown(value)
+        )
     return rules_of(place(info), value)
 
 
@@ -158,8 +161,9 @@ class NetworkSettings(Section):
     )
     run_code: CodeRules = Field(
         default=(),
-        description="Targets that code may reach: none, those that its mounted skills declare (`mounted`), or rules.",
-        json_schema_extra={"kind": "`none` or `mounted` or list of text"},
+        description="Targets that code may reach: none, those that its mounted skills declare (`mounted`), all that "
+        "`network.rules` allow (`rules`), or rules of its own.",
+        json_schema_extra={"kind": "`none` or `mounted` or `rules` or list of text"},
     )
     hosts: Hosts = Field(
         default_factory=dict,
@@ -188,6 +192,14 @@ class NetworkSettings(Section):
         if not file.is_file():
             raise InvalidInput("network.ca_file", f"there is no file {file}")
         return file
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_rules(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or given.get("run_code") != AS_RULES:
+            return given
+        rules = given.get("rules", cls.model_fields["rules"].default)
+        return {**given, "run_code": ["*"] if rules == OPEN_WORD else rules}
 
     @model_validator(mode="after")
     def _check_consent(self) -> Self:

@@ -1,12 +1,15 @@
-"""``[policy]`` and ``[trust]``: the boundary of runs, and the approval of skills."""
+"""``[policy]``, ``[sandbox]``, ``[trust]``: the boundary of runs, and approvals of skills."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationInfo
+from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationInfo, model_validator
 
 from skillyard.config.section import Section, place
+from skillyard.domain.errors import InvalidInput
 from skillyard.domain.sandbox.guarantees import GUARANTEES, KERNEL_CAN, PROTECTIONS
 from skillyard.domain.skill.trust import TrustRule, parse_trust_rules
 
@@ -72,6 +75,70 @@ class PolicySettings(Section):
     def kernel_only(self) -> frozenset[str]:
         """The guarantees that the kernel must attest."""
         return KERNEL_CAN if self.require == "kernel" else frozenset()
+
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_OURS = re.compile(
+    r"(SKILLYARD|SKILLFLAW|LD|BASH|NODE)_.*|PYTHON.*|BASHOPTS|PATH|HOME|PWD|OLDPWD|SHELL|USER|LOGNAME|TMPDIR|ENV|IFS|SHELLOPTS"
+    r"|SKILL_DIR|GCONV_PATH|GLIBC_TUNABLES|LOCPATH|NLSPATH|MALLOC_.*"
+)
+_MOST_VALUE = 32 * 1024
+
+
+class SandboxSettings(Section):
+    """The writable places of a run, and the variables of the server's that it gets."""
+
+    model_config = ConfigDict(title="sandbox")
+
+    workspace_access: Literal["rw", "ro"] = Field(
+        default="rw",
+        description="Access to `/workspace`: with `ro` nothing can be written there, so that commands take no inputs "
+        "and keep no outputs, and code has no `/workspace/out`. The isolation must be `native`.",
+    )
+    tmpfs: bool = Field(
+        default=True,
+        description="Whether runs may write to `/tmp` and `/dev/shm`. Without it `TMPDIR` is `/workspace`. The "
+        "isolation must be `native`.",
+    )
+    env_allowlist: tuple[str, ...] = Field(
+        default=(),
+        description="Variables of the server that every run gets. Everybody whose code runs can read them. A run's "
+        "record names those that it did not get, with the reason.",
+    )
+    read_only_root: bool = Field(
+        default=True, description="Always `true`: sandboxes share one root, so that `false` is refused."
+    )
+
+    @property
+    def read_only(self) -> tuple[str, ...]:
+        """The places that runs may not write to: ``workspace``, ``tmp`` and ``shm``."""
+        return (*(("workspace",) if self.workspace_access == "ro" else ()), *(() if self.tmpfs else ("tmp", "shm")))
+
+    def variables(self, environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+        """Returns the variables of ``environ`` for runs, and a reason for each other name."""
+        refused = {name: why for name in self.env_allowlist if (why := _refusal(name, environ))}
+        return {name: environ[name] for name in self.env_allowlist if name not in refused}, refused
+
+    @model_validator(mode="after")
+    def _check_root(self) -> Self:
+        """Raises InvalidInput for a root that could be written."""
+        if not self.read_only_root:
+            rule = "must be true: the root is shared by sandboxes and read-only on every backend; write to /workspace"
+            raise InvalidInput("sandbox.read_only_root", rule)
+        return self
+
+
+def _refusal(name: str, environ: Mapping[str, str]) -> str:
+    if not _NAME.fullmatch(name):
+        return "it is not the name of a variable"
+    if _OURS.fullmatch(name):
+        return "it steers skillyard or programs in the sandbox"
+    value = environ.get(name)
+    if value is None:
+        return "the server has no such variable"
+    if len(value) > _MOST_VALUE or not value.isprintable():
+        return f"its value is longer than {_MOST_VALUE} characters, or not printable"
+    return ""
 
 
 class TrustSettings(Section):

@@ -11,7 +11,7 @@ from skillyard.config.commands import CommandSettings
 from skillyard.config.limits import AdmissionSettings, LimitSettings
 from skillyard.config.network import NetworkSettings
 from skillyard.config.packages import EnvironmentSettings, PackagesSettings, with_bundled
-from skillyard.config.policy import PolicySettings, TrustSettings
+from skillyard.config.policy import PolicySettings, SandboxSettings, TrustSettings
 from skillyard.config.profiles import ProfileSettings, named
 from skillyard.config.secrets import SecretSettings
 from skillyard.config.section import MIB, Section
@@ -76,6 +76,7 @@ class Sections(Section):
     admission: AdmissionSettings = AdmissionSettings()
     commands: CommandSettings = CommandSettings()
     policy: PolicySettings = PolicySettings()
+    sandbox: SandboxSettings = SandboxSettings()
     network: NetworkSettings = NetworkSettings()
     trust: TrustSettings = TrustSettings()
     skills: SkillsSettings = SkillsSettings()

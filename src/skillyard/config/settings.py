@@ -1,5 +1,5 @@
-"""The operator's settings. From the strongest: arguments, ``SKILLYARD_*`` variables, the TOML file, the
-``SKILLFLAW_SKILL_SANDBOX_*`` names of an existing ``.env``, defaults.
+"""The operator's settings. From the strongest: arguments, ``SKILLYARD_*`` variables, the TOML file, tables of
+CommonGround in it, the ``SKILLFLAW_SKILL_SANDBOX_*`` names of an existing ``.env``, defaults.
 
 Nested names are joined by two underscores: ``SKILLYARD_LIMITS__MAX__TIMEOUT_MS=600000`` is ``[limits.max]
 timeout_ms``. The file is the one that ``SKILLYARD_CONFIG`` names, else ``config.toml`` in the data directory.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -24,23 +24,24 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
-    TomlConfigSettingsSource,
 )
 
 from skillyard.client.discovery import default_data_dir
+from skillyard.config.foreign import Foreign, origin
+from skillyard.config.foreign.commonground import check_remote, is_remote, read_tables
+from skillyard.config.foreign.skillflaw import read_variables
 from skillyard.config.profiles import check_isolations
 from skillyard.config.sections import Sections
 from skillyard.domain.errors import InvalidInput, shape, shown
-from skillyard.sandbox.registry import choices
+from skillyard.sandbox.registry import BACKENDS, choices, nature
 
 PREFIX = "SKILLYARD_"
 """The start of the names of variables that are settings."""
 _OF_TYPES = {"tuple_type": 'must be a list, such as ["a", "b"]', "bool_parsing": "must be true or false"}
 """Our words in place of pydantic's, by its types of errors: nobody writes a tuple in TOML."""
-SKILLFLAW = "SKILLFLAW_SKILL_SANDBOX_"
-_SKILLFLAW_LIMITS = {"CPUS": "cpus", "MEMORY_MB": "memory_mb", "PIDS_LIMIT": "pids"}
-_SKILLFLAW_GIVEN = {"NETWORK": "none", "READ_ONLY_ROOT": "true", "WORKSPACE_ACCESS": "rw", "TMPFS_ENABLED": "true"}
-"""Values that our sandboxes always have; others are reported."""
+
+_NARROWED = "native"
+"""The isolation that can take write access from places of a run."""
 
 
 class _Variables(EnvSettingsSource):
@@ -103,9 +104,10 @@ class Settings(Sections, BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         assert isinstance(init_settings, InitSettingsSource)
-        toml = TomlConfigSettingsSource(settings_cls, _config_file(init_settings.init_kwargs))
-        foreign = InitSettingsSource(settings_cls, {"limits": skillflaw_limits(os.environ)})
-        return init_settings, _Variables(settings_cls), toml, foreign
+        tables = _tables(init_settings.init_kwargs)
+        ours, theirs = read_tables(tables, choices())
+        weaker = (ours, theirs.tree(), read_variables(os.environ).tree())
+        return init_settings, _Variables(settings_cls), *(InitSettingsSource(settings_cls, each) for each in weaker)
 
 
 def load_settings(**overrides: Any) -> Settings:
@@ -115,15 +117,21 @@ def load_settings(**overrides: Any) -> Settings:
     """
     given = {name: value for name, value in overrides.items() if value is not None}
     check_names(Settings, os.environ)
+    tables = _tables(given)
+    foreign = (read_tables(tables, choices())[1], read_variables(os.environ))
     try:
         settings = Settings(**given)
     except ValidationError as error:
-        raise explained(Settings, error) from None
+        raise _with_origin(explained(Settings, error), foreign) from None
+    except InvalidInput as error:
+        raise _with_origin(error, foreign) from None
     except SettingsError as error:
         raise unread(error, os.environ) from None
     _check_isolations(settings)
+    if is_remote(tables):
+        check_remote(settings.policy.isolation, [name for name in BACKENDS if nature(name).remote])
     check_isolations(settings.profiles, settings.policy.isolations | {settings.policy.isolation})
-    return settings.model_copy(update={"notes": tuple(_notes(os.environ, settings))})
+    return settings.model_copy(update={"notes": tuple(_notes(settings, foreign))})
 
 
 def _check_isolations(settings: Settings) -> None:
@@ -134,60 +142,45 @@ def _check_isolations(settings: Settings) -> None:
         if not names <= set(choices()):
             *first, last = map(repr, choices())
             raise InvalidInput(f"policy.{field}", f"Input should be {', '.join(first)} or {last}")
+        if settings.sandbox.read_only and (others := sorted(names - {_NARROWED})):
+            rule = f"would not hold for '{others[0]}', which policy.{field} names; only '{_NARROWED}' can do it"
+            name = "tmpfs" if settings.sandbox.workspace_access == "rw" else "workspace_access"
+            raise InvalidInput(f"sandbox.{name}", rule)
 
 
-def skillflaw_limits(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Limits under the names of an existing SkillFlaw configuration. Raises InvalidInput."""
-    found: dict[str, Any] = {
-        ours: environ[SKILLFLAW + theirs]
-        for theirs, ours in _SKILLFLAW_LIMITS.items()
-        if environ.get(SKILLFLAW + theirs)
-    }
-    if seconds := environ.get(SKILLFLAW + "TIMEOUT_SECONDS"):
-        found["timeout_ms"] = round(_number(SKILLFLAW + "TIMEOUT_SECONDS", seconds) * 1000)
-    return found
-
-
-def _notes(environ: Mapping[str, str], settings: Settings) -> Iterator[str]:
-    """Yields the values of a SkillFlaw configuration that have no effect here."""
-    for name, value in skillflaw_limits(environ).items():
-        ours = getattr(settings.limits, name)
-        if float(value) != float(ours):
-            yield f"limits.{name} = {ours} of our own settings overrides the {SKILLFLAW}* variable ({value})"
+def _notes(settings: Settings, foreign: Iterable[Foreign]) -> Iterator[str]:
+    """Yields what has no effect, and what is overridden."""
+    for one in foreign:
+        yield from one.overridden(settings)
+        yield from one.remarks
     for name, profile in settings.profiles.items():
         if profile.ignored:
             yield f"profiles.{name}: these keys of {profile.file} have no effect here: {', '.join(profile.ignored)}"
-    known = {*_SKILLFLAW_LIMITS, "TIMEOUT_SECONDS"}
-    for variable in sorted(name for name in environ if name.startswith("SKILLFLAW_")):
-        short = variable.removeprefix(SKILLFLAW)
-        if short in _SKILLFLAW_GIVEN and environ[variable].lower() == _SKILLFLAW_GIVEN[short]:
-            continue
-        if short not in known:
-            yield f"the variable {variable} has no effect here"
+    for name, why in settings.sandbox.variables(os.environ)[1].items():
+        yield f"sandbox.env_allowlist: runs do not get {shown(name)}: {why}"
 
 
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidInput(name, "must be a number", shown(text)) from None
+def _with_origin(error: InvalidInput, foreign: Iterable[Foreign]) -> InvalidInput:
+    """Returns the error of a setting with the foreign names that it has its value from."""
+    names = origin(error.field, foreign)
+    said = error.message.removeprefix(f"{error.field}: ")
+    return InvalidInput(f"{error.field} ({names})", said) if names else error
 
 
-def _config_file(given: Mapping[str, Any]) -> Path | None:
-    """Raises InvalidInput for a named file that is not there, and for one that is not TOML."""
+def _tables(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the file of settings. Raises InvalidInput for a named one that is not there, or that is not TOML."""
     named = os.environ.get("SKILLYARD_CONFIG")
     file = Path(named).expanduser() if named else Path(given.get("data_dir") or default_data_dir()) / "config.toml"
     try:
-        tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if named:
             raise InvalidInput("SKILLYARD_CONFIG", f"there is no file {file}") from None
-        return None
+        return {}
     except OSError as error:
         raise InvalidInput(str(file), f"cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise InvalidInput(str(file), f"cannot be read as TOML: {error}") from None
-    return file
 
 
 def check_names(settings: type[BaseModel], environ: Mapping[str, str]) -> None:

@@ -253,7 +253,7 @@ class App:
         self.granter = granter = Granter(
             packages,
             secrets,
-            Rules(config.network, config.policy, config.packages, config.profiles),
+            Rules(config.network, config.policy, config.packages, config.profiles, config.sandbox),
             self.environments,
             self.ahead,
             ports.jailed,
@@ -261,6 +261,7 @@ class App:
             ports.ids,
             emit,
             frames,
+            os.environ,
         )
         tools = Tools(
             records=ports.records,

@@ -187,7 +187,16 @@ _RUN_NEEDS = shape(
             "of the run",
         ),
         "dropped": described(INTEGER, "rows that had no room"),
+        "variables": shape(
+            "RunVariables",
+            "variables of the server that settings list for runs",
+            {
+                "given": list_of(STRING, "names"),
+                "refused": {"type": "object", "additionalProperties": STRING, "description": "names with reasons"},
+            },
+        ),
     },
+    optional="variables",
 )  # fmt: skip
 _LINE: dict[str, Schema] = {
     "run_id": STRING,

@@ -27,7 +27,8 @@ Request: one JSON object in UTF-8, up to end of file::
 With ``"op": "command"`` a program runs instead (:mod:`.shell`), and the files that it names are sent::
 
      "command": {"skill": "a.b.c",         whose files are copied to "skill" below the workspace
-                 "language": "bash",       or python
+                 "view": true,             false: they are not copied, and nothing can be written there
+                 "language": "bash",       or python, javascript, typescript
                  "text": "…", "workdir": "skill", "env": {"NAME": "value"},
                  "inputs": [["blob:…", "skill/data.csv"], …], "outputs": ["skill/out/*.png", …]}
 

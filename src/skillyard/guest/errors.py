@@ -19,6 +19,10 @@ class OutputTooLarge(ValueError):
     """The function returned a value that is larger than the host takes."""
 
 
+class UnsupportedLanguage(RuntimeError):
+    """The sandbox has no runtime for the language of a command."""
+
+
 class SandboxError(RuntimeError):
     """The run could not be begun: the host asked for what cannot be."""
 

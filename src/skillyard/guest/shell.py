@@ -17,7 +17,7 @@ import sys
 from contextlib import suppress
 from fnmatch import translate
 
-from .errors import SandboxError
+from .errors import SandboxError, UnsupportedLanguage
 from .files.walk import open_directory
 from .output_files import MAX_DEPTH, MAX_ENTRIES, Left, is_plain
 from .programs.follower import Follower, write_all
@@ -41,21 +41,34 @@ def run(
     """Returns how the command ended: ``exit_code``, and ``signal`` when one ended it.
 
     ``not_ready`` stands beside them for a service that was ended since it was not ready in time. ``tell`` hears how a
-    service goes. Raises OSError, SandboxError.
+    service goes. Raises OSError, SandboxError, UnsupportedLanguage.
     """
     command = request["command"]
+    argv, root = _argv(command), request["skills"][command["skill"]]["root"]
+    if command.get("view", True):
+        _fill(workspace, root, command, blobs)
+    else:
+        above, *below = command["workdir"].split("/")
+        try:
+            os.chdir("/".join([root, *below]) if above == VIEW else workspace)
+        except OSError:
+            raise SandboxError(f"workdir: the skill has no directory {'/'.join(below)!r}") from None
+    program = argv, {**os.environ, "PATH": _path(), "PWD": os.getcwd(), **command["env"]}
+    if "service" not in command:
+        return Follower().follow(*program)
+    return Service(command["service"], tell).run(Follower(), *program)
+
+
+def _fill(workspace: str, root: str, command: Mapping[str, Any], blobs: Blobs) -> None:
+    """Makes the view of the skill, brings the inputs, and enters the working directory."""
     top = open_directory(workspace)
     try:
-        _copy_tree(request["skills"][command["skill"]]["root"], top, VIEW)
+        _copy_tree(root, top, VIEW)
         for blob_id, path in command["inputs"]:
             _bring(top, blobs.path(blob_id), path)
         os.fchdir(_directory(top, command["workdir"].split("/") if command["workdir"] else []))
     finally:
         os.close(top)
-    program = _argv(command), {**os.environ, "PATH": _path(), "PWD": os.getcwd(), **command["env"]}
-    if "service" not in command:
-        return Follower().follow(*program)
-    return Service(command["service"], tell).run(Follower(), *program)
 
 
 def send_outputs(workspace: str, request: Mapping[str, Any], blobs: Blobs) -> dict[str, object]:
@@ -72,8 +85,30 @@ def send_outputs(workspace: str, request: Mapping[str, Any], blobs: Blobs) -> di
 
 
 def _argv(command: Mapping[str, Any]) -> list[str]:
-    program = [sys.executable] if command["language"] == "python" else ["bash"]
-    return [*program, "-c", command["text"]]
+    """Raises UnsupportedLanguage."""
+    language, text = command["language"], command["text"]
+    if language in ("javascript", "typescript"):
+        return [*_node(language), f"--eval={text}"]
+    return [sys.executable if language == "python" else "bash", "-c", text]
+
+
+def _node(language: str) -> list[str]:
+    """Returns the start of a command line of node. Raises UnsupportedLanguage."""
+    places = [f"{directory}/node" for directory in _path().split(":") if directory]
+    node = next((place for place in places if os.access(place, os.X_OK)), None)
+    if node is None:
+        raise UnsupportedLanguage(f"language: {language} needs node, and this sandbox has none; use bash or python")
+    if language == "javascript":
+        return [node]
+    import subprocess
+
+    # It reads types by taking them out, from node 22.6 on; others do not know the option.
+    argv = [node, "--experimental-strip-types", "--disable-warning=ExperimentalWarning"]
+    tried = subprocess.run([*argv, "--eval=let n: number = 0"], capture_output=True, stdin=subprocess.DEVNULL)
+    if tried.returncode:
+        rule = "needs a node that takes types out (22.6 or newer), and this sandbox has an older one"
+        raise UnsupportedLanguage(f"language: {language} {rule}; use javascript")
+    return argv
 
 
 def _path() -> str:

@@ -99,13 +99,14 @@ class Nature:
 
     ``rank`` is its place where an isolation is chosen by itself, the least first; without one it has to be named.
     ``without`` names the walls and guarantees that it does not have: choosing it accepts that, and nothing else.
-    ``network`` says whether its sandboxes can be given one. Probe, record and doctor show every missing wall all the
-    same.
+    ``network`` says whether its sandboxes can be given one, ``remote`` whether they are on other hosts. Probe, record
+    and doctor show every missing wall all the same.
     """
 
     rank: int | None = None
     without: frozenset[str] = frozenset()
     network: bool = True
+    remote: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,10 @@ class Prepared:
     memory_bytes: int = 0
 
 
+PLACES = ("workspace", "tmp", "shm")
+"""The places that a sandbox can write to: ``/workspace``, ``/tmp`` and ``/dev/shm``."""
+
+
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """A sandbox to be made.
@@ -76,6 +80,8 @@ class SandboxSpec:
     the first left. ``egress`` plugs it into a session of the gate; without it there is no network. ``forwarding`` says
     that its programs will listen on ports for :class:`~skillyard.ports.sandbox.Forwarding`; a backend without that
     ability refuses it, and one where nothing can listen otherwise needs it.
+    ``read_only`` names the places of :data:`PLACES` that its programs may not write to; a backend that cannot keep them
+    from it refuses.
     ``image`` and ``resource_class`` are names that the backend knows, and ``snapshot`` is an id of
     :class:`~skillyard.ports.sandbox.Snapshotting`. A backend that has none refuses them (:meth:`refuse_names`).
     """
@@ -89,6 +95,7 @@ class SandboxSpec:
     single: bool = False
     egress: Egress | None = None
     forwarding: bool = False
+    read_only: tuple[str, ...] = ()
     kernel_only: frozenset[str] = frozenset()
     allow_degraded: frozenset[str] = frozenset()
     image: str = ""
@@ -111,6 +118,9 @@ class SandboxSpec:
             if name and kind not in known:
                 rule = f"the backend '{backend}' has none; leave it empty, or choose a backend that has"
                 raise InvalidInput(kind, rule, shown(name))
+        if self.read_only and "read_only" not in known:
+            rule = f"'{backend}' cannot keep programs from writing there; choose another isolation"
+            raise InvalidInput("read_only", rule, ", ".join(self.read_only))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +215,7 @@ def make_spec(
     mounts: tuple[Mount, ...] = (),
     group: str = "",
     tenant: str = "",
+    read_only: tuple[str, ...] = (),
 ) -> SandboxSpec:
     """Returns the spec of a sandbox for one program under what policy demands."""
     return SandboxSpec(
@@ -214,6 +225,7 @@ def make_spec(
         group=group,
         tenant=tenant,
         single=True,
+        read_only=read_only,
         kernel_only=demand.kernel_only,
         allow_degraded=demand.allow_degraded,
     )
@@ -300,14 +312,18 @@ def collect_request(blob_prefix: str, limits: FrameLimits, command: Command | No
     return request if command is None else request | {"command": {"outputs": [one.path for one in command.outputs]}}
 
 
-def command_request(call: GuestCall, skill: str, command: Command) -> dict[str, Any]:
-    """Returns the request for a command in ``skill``, which ``call`` mounts. Raises InvalidInput."""
+def command_request(call: GuestCall, skill: str, command: Command, *, view: bool = True) -> dict[str, Any]:
+    """Returns the request for a command in ``skill``, which ``call`` mounts. Raises InvalidInput.
+
+    Without ``view`` the skill is not copied, and its own files are the working directory ``skill``.
+    """
     return call.request() | {
         "op": "command",
         "code": None,
         "skill": skill,
         "command": {
             "skill": skill,
+            "view": view,
             "language": command.language,
             "text": command.text,
             "workdir": command.workdir,

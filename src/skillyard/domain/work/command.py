@@ -15,13 +15,12 @@ from skillyard.domain.errors import InvalidInput, UnsupportedLanguage, shape, sh
 from skillyard.domain.work.service import Service
 from skillyard.domain.work.service import from_stored as stored_service
 
-LANGUAGES = ("bash", "python")
-REFUSED_LANGUAGES = ("javascript", "typescript")
-"""Languages of the reference that no sandbox here has a runtime for."""
+LANGUAGES = ("bash", "python", "javascript", "typescript")
+"""The last two need node in the sandbox, which says so by name where it has none."""
 VIEW = "skill"
 """The writable view of the skill, below ``/workspace``."""
-MOST_TEXT = 128 * 1024 - 1
-"""Bytes of one argument of a program (execve(2))."""
+MOST_TEXT = 127 * 1024
+"""Bytes of one argument of a program (execve(2)), less some for an option before it."""
 MOST_VARIABLES = 64 * 1024
 """Bytes of all variables of a request."""
 _ROOT = "/workspace/"
@@ -78,6 +77,11 @@ class Command:
     outputs: tuple[Output, ...] = ()
     service: Service | None = None
 
+    @property
+    def can_only_read(self) -> bool:
+        """Whether it needs no file to be written before it starts, and names none to be kept."""
+        return not (self.inputs or self.outputs) and self.workdir.partition("/")[0] in ("", VIEW)
+
     def stored(self) -> dict[str, Any]:
         """Returns the JSON form that :func:`from_stored` takes."""
         plain = {**asdict(self), "env": dict(self.env)}
@@ -97,8 +101,7 @@ def from_params(params: Mapping[str, Any]) -> Command:
     """Returns the command that checked parameters mean. Raises InvalidInput, UnsupportedLanguage."""
     language = params["language"]
     if language not in LANGUAGES:
-        known = "is not there in any sandbox here" if language in REFUSED_LANGUAGES else "is not known"
-        rule = f"{known}; use {' or '.join(LANGUAGES)}"
+        rule = f"is not known; use {', '.join(LANGUAGES[:-1])} or {LANGUAGES[-1]}"
         raise UnsupportedLanguage("language", rule, shown(language), supported=list(LANGUAGES))
     workdir = _workdir(params["workdir"])
     command = Command(

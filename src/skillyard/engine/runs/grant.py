@@ -31,7 +31,7 @@ from skillyard.domain.sandbox.spec import (
 )
 from skillyard.domain.secret import Delivery
 from skillyard.domain.skill.skill import Skill
-from skillyard.domain.work.command import Command
+from skillyard.domain.work.command import VIEW, Command
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import RunRecord
 from skillyard.engine.network.grant import check_offer, granted, layers_of, profile_layer, why_none
@@ -88,7 +88,10 @@ class Granter:
         ids: Ids,
         emit: Observer,
         frames: FrameFamilies,
+        environ: Mapping[str, str],
     ) -> None:
+        """``environ`` has the server's variables; runs get those that settings list."""
+        self._variables, self._no_variables = rules.sandbox.variables(environ)
         self._packages = packages
         self._secrets = secrets
         self._rules = rules
@@ -115,8 +118,11 @@ class Granter:
         mounts = (*map(_skill_mount, plan.skills), *plan.blob_mounts) if plan.skills or plan.blobs else ()
         prefix = plan.blob_prefix or self._ids.blob() + "-"
         frames = self._frames.of(plan.request.command)
-        guest = _guest(plan, prefix, env, frames)
-        spec = make_spec(plan.offer.demand, plan.limits, ref, mounts, group, plan.principal.name)
+        closed = self._rules.sandbox.read_only
+        guest = _guest(plan, prefix, env, frames, view="workspace" not in closed)
+        if self._variables:
+            guest["env"] = {**self._variables, **env}
+        spec = make_spec(plan.offer.demand, plan.limits, ref, mounts, group, plan.principal.name, closed)
         return Grant(
             spec=spec,
             environment=plan.environment if named else f"{plan.environment}+{environment.digest[:SHOWN]}",
@@ -151,10 +157,16 @@ class Granter:
     def _needs(
         self, plan: Plan, policy: Policy | None, given: Sequence[GivenSecret], environment: Environment
     ) -> dict[str, Any] | None:
-        """Returns what the run's skills declare, beside what it was granted of that."""
-        if not plan.skills:
-            return None
-        return run_needs(self._rules, plan, Given(policy, given, environment.distributions))
+        """Returns the needs of the run's skills with its grants, and the server's variables."""
+        needs = run_needs(self._rules, plan, Given(policy, given, environment.distributions)) if plan.skills else None
+        if not self._rules.sandbox.env_allowlist:
+            return needs
+        hidden = {secret.name: "a secret has this name" for secret in given if secret.name in self._variables}
+        variables = {
+            "given": sorted(self._variables.keys() - hidden.keys()),
+            "refused": {**self._no_variables, **hidden},
+        }
+        return {**(needs or {"least": plan.trust.least, "skills": [], "dropped": 0}), "variables": variables}
 
     async def _check_inputs(self, plan: Plan) -> None:
         skill, request = plan.skill, plan.request
@@ -205,15 +217,20 @@ def _skill_mount(skill: Skill) -> Mount:
     return Mount(Content(skill.digest, skill.root), f"/skills/{skill.name}")
 
 
-def _guest(plan: Plan, prefix: str, secrets: Mapping[str, str], limits: FrameLimits) -> dict[str, Any]:
-    """Returns the request to the guest. Raises Refused for variables of a command that would hide a secret."""
+def _guest(plan: Plan, prefix: str, secrets: Mapping[str, str], limits: FrameLimits, *, view: bool) -> dict[str, Any]:
+    """Returns the request to the guest. ``view`` says that there can be a writable view of a command's skill.
+
+    Raises Refused for variables of a command that would hide a secret, and for files where nothing can be written."""
     call, command = _call(plan, prefix, secrets, limits), plan.request.command
     if command is None or plan.of is None:
         return call.request()
     hidden = sorted(secrets.keys() & command.env.keys())
     if hidden:
         raise Refused("PolicyRefused", f"env: {', '.join(hidden)} would hide secrets of the skill; leave them out")
-    return command_request(call, plan.of.import_name, command)
+    if not (view or command.can_only_read):
+        rule = "/workspace is read-only here (sandbox.workspace_access): leave inputs and outputs out"
+        raise Refused("PolicyRefused", f"{rule}, and use the workdir '{VIEW}', one below it, or '.'")
+    return command_request(call, plan.of.import_name, command, view=view)
 
 
 def _call(plan: Plan, prefix: str, secrets: Mapping[str, str], limits: FrameLimits) -> GuestCall:

@@ -15,7 +15,7 @@ from typing import Any
 
 from skillyard.config.network import NetworkSettings
 from skillyard.config.packages import PackagesSettings
-from skillyard.config.policy import PolicySettings
+from skillyard.config.policy import PolicySettings, SandboxSettings
 from skillyard.config.profiles import ProfileSettings
 from skillyard.domain.network.policy import OPERATOR, Layer, Policy
 from skillyard.domain.skill.skill import Skill
@@ -49,6 +49,7 @@ class Rules:
     policy: PolicySettings
     packages: PackagesSettings
     profiles: Mapping[str, ProfileSettings]
+    sandbox: SandboxSettings
 
 
 @dataclass(frozen=True, slots=True)

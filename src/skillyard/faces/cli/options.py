@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -29,6 +30,23 @@ def data_dir_option(command: F) -> F:
         type=click.Path(path_type=Path, file_okay=False),
         envvar="SKILLYARD_DATA_DIR",
         help="Where everything is kept.  [default: $XDG_DATA_HOME/skillyard; env: SKILLYARD_DATA_DIR]",
+    )(command)
+
+
+def config_option(command: F) -> F:
+    """Adds the file of settings. The command finds its path in SKILLYARD_CONFIG."""
+
+    def use(_context: click.Context, _option: click.Parameter, file: Path | None) -> None:
+        if file is not None:
+            os.environ["SKILLYARD_CONFIG"] = str(file)
+
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path, dir_okay=False),
+        envvar="SKILLYARD_CONFIG",
+        expose_value=False,
+        callback=use,
+        help="The settings.  [default: config.toml in the data directory; env: SKILLYARD_CONFIG]",
     )(command)
 
 

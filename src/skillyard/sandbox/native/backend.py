@@ -38,6 +38,8 @@ class NativeBackend:
     name = "native"
     program = "skillyard.sandbox.native.grounds.namespaces.ground"
     """The module whose ``main`` becomes the keeper."""
+    knows: tuple[str, ...] = ("read_only",)
+    """Fields of a spec that its sandboxes can have beside the usual (:meth:`SandboxSpec.refuse_names`)."""
     usual_pids = 16
     """The limits of the probe's sandbox. With the operator's defaults it finds out what would refuse every run."""
 
@@ -299,6 +301,7 @@ class NativeBackend:
             "cpus": limits.cpus,
             "pids": limits.pids,
             "disk_mb": limits.disk_mb,
+            **({"read_only": ",".join(spec.read_only)} if spec.read_only else {}),
         }
 
     def _packages(self, content: Content) -> str:
@@ -308,7 +311,7 @@ class NativeBackend:
 
     def _demand(self, spec: SandboxSpec) -> None:
         assert self._probe is not None
-        spec.refuse_names(self.name)
+        spec.refuse_names(self.name, *self.knows)
         self._demand_protections(self._probe, spec)
         if spec.egress is not None:
             self._probe.demand("egress")

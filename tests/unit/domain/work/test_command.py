@@ -83,11 +83,11 @@ def test_commands_that_cannot_run_are_refused(text: str) -> None:
     assert refused(command=text).field == "command"
 
 
-@pytest.mark.parametrize("language", ["javascript", "typescript", "node", "ruby", ""])
+@pytest.mark.parametrize("language", ["node", "ruby", "JavaScript", ""])
 def test_languages_that_are_not_there_are_refused_by_name(language: str) -> None:
     with pytest.raises(UnsupportedLanguage, match=language or "language") as caught:
         from_params(PLAIN | {"language": language})
-    assert caught.value.details["supported"] == ["bash", "python"]
+    assert caught.value.details["supported"] == ["bash", "python", "javascript", "typescript"]
 
 
 def test_save_as_names_a_file_or_the_directory_of_a_pattern() -> None:

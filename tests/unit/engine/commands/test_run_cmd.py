@@ -61,7 +61,8 @@ async def test_the_sandbox_gets_the_command_as_it_is(rig: Rig) -> None:
     assert [mount.target for mount in spec.mounts] == ["/skills/acme.notes"]
     assert (request["op"], request["code"]) == ("command", None)
     assert request["command"] == {
-        "skill": "acme.notes", "language": "bash", "text": "echo $ODD", "workdir": "data", "env": odd, "inputs": [],
+        "skill": "acme.notes", "view": True, "language": "bash", "text": "echo $ODD", "workdir": "data", "env": odd,
+        "inputs": [],
         "outputs": ["data/a/*.txt"],
     }  # fmt: skip
     assert request["files"] == {"count": 100, "each_bytes": 20 << 20, "bytes": 50 << 20}

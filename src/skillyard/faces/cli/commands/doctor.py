@@ -21,7 +21,7 @@ from skillyard.domain.sandbox.guarantees import (
     guarantees,
 )
 from skillyard.faces.cli.failures import Exit
-from skillyard.faces.cli.options import data_dir_option, isolation_option, json_option
+from skillyard.faces.cli.options import config_option, data_dir_option, isolation_option, json_option
 from skillyard.faces.cli.render import LEVEL_COLOURS, emit_json, emit_table
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 @click.command()
 @isolation_option("What to look at.  [default: what the settings name]")
 @json_option
+@config_option
 @data_dir_option
 def doctor(isolation: str | None, as_json: bool, data_dir: Path | None) -> None:
     """Try every guarantee on this host, and say what upholds it or how to get it.
@@ -41,7 +42,7 @@ def doctor(isolation: str | None, as_json: bool, data_dir: Path | None) -> None:
     walls that it rests on. Exits with 1 when the settings' policy demands more than this host
     can enforce: runs are refused then. Also exits with 1 when network.rules let runs reach hosts and no way out
     stands here; not where the chosen isolation has none by its nature and network.run_code is none. With auto, it
-    shows the strongest isolation that stands here.
+    shows the strongest isolation that stands here. Settings that have no effect are told of, each with the reason.
     """
     from skillyard.config.settings import load_settings
 
@@ -52,7 +53,7 @@ def doctor(isolation: str | None, as_json: bool, data_dir: Path | None) -> None:
     refused, demanded = network_refused(found, nature, settings)
     if as_json:
         told = {"passed_over": passed_over, "network_refused": refused, "network_demanded": demanded}
-        told["keepers_of_other_versions"] = keepers
+        told |= {"keepers_of_other_versions": keepers, "settings": list(settings.notes)}
         emit_json(report(found, nature, offer.demand) | told)
     else:
         _print(found, nature, short, refused, demanded=demanded)
@@ -60,6 +61,8 @@ def doctor(isolation: str | None, as_json: bool, data_dir: Path | None) -> None:
             click.secho(f"\nThe stronger isolation '{stronger}' was passed over: {why}", fg="yellow", err=True)
         for home, text in keepers.items():
             click.secho(f"\nThe keeper of {home}: {text}.", fg="yellow", err=True)
+        for note in settings.notes:
+            click.secho(f"\nSettings: {note}.", fg="yellow", err=True)
     if offer.refusal is not None or (refused and demanded):
         click.get_current_context().exit(Exit.FAILED)
 

@@ -12,7 +12,7 @@ import click
 
 from skillyard._version import __version__
 from skillyard.faces.cli.failures import Failure
-from skillyard.faces.cli.options import bench_options, data_dir_option, isolation_option, json_option
+from skillyard.faces.cli.options import bench_options, config_option, data_dir_option, isolation_option, json_option
 
 
 @click.command()
@@ -27,12 +27,7 @@ from skillyard.faces.cli.options import bench_options, data_dir_option, isolatio
 )
 @click.option("--no-auth", is_flag=True, help="Serve every caller without a token; loopback only.")
 @isolation_option("What runs get.  [default: native]")
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False),
-    envvar="SKILLYARD_CONFIG",
-    help="The settings.  [default: config.toml in the data directory; env: SKILLYARD_CONFIG]",
-)
+@config_option
 @data_dir_option
 def serve(
     host: str | None,
@@ -40,7 +35,6 @@ def serve(
     skills_dirs: tuple[Path, ...],
     no_auth: bool,
     isolation: str | None,
-    config: Path | None,
     data_dir: Path | None,
 ) -> None:
     """Serve skills, runs and blobs over HTTP until SIGTERM or Ctrl-C.
@@ -56,8 +50,6 @@ def serve(
     from skillyard.config.settings import load_settings
     from skillyard.faces.serve import serve as run_server
 
-    if config is not None:
-        os.environ["SKILLYARD_CONFIG"] = str(config)
     settings = load_settings(
         data_dir=data_dir,
         skills_dirs=skills_dirs or None,

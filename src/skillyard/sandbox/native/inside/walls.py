@@ -71,7 +71,8 @@ class Build(NamedTuple):
     """The keeper's orders for one sandbox.
 
     ``uid`` is its id in the zygote's user namespace: its own or, where there is but one, the zygote's. ``stack_bytes``
-    is the size of a thread's stack unless it asks for another; 0 for the usual.
+    is the size of a thread's stack unless it asks for another; 0 for the usual. ``closed`` are the places of WRITABLE
+    that cannot be written to.
     """
 
     uid: int
@@ -86,6 +87,7 @@ class Build(NamedTuple):
     landlock: int
     proc_files: tuple[str, ...]
     proc_directories: tuple[str, ...]
+    closed: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         """Returns words and commas, which touch few pages of a fresh clone when they are read."""
@@ -95,7 +97,7 @@ class Build(NamedTuple):
 
     @classmethod
     def decode(cls, raw: bytes) -> Build:
-        *numbers, cpus, landlock_abi, files, directories = raw.decode().split(" ")
+        *numbers, cpus, landlock_abi, files, directories, closed = raw.decode().split(" ")
         uid, own_uid, disk, inodes, processes, data, stack, descriptors = map(int, numbers)
         return cls(
             uid,
@@ -110,6 +112,7 @@ class Build(NamedTuple):
             int(landlock_abi),
             tuple(files.split(",")) if files else (),
             tuple(directories.split(",")) if directories else (),
+            tuple(closed.split(",")) if closed else (),
         )
 
 
@@ -130,7 +133,9 @@ def build(spec: Build, cgroups: Sequence[int], closing: bytes) -> None:
     os.chdir(WORKSPACE)
     if spec.landlock:
         rules = [("/", landlock.READ), ("/dev", landlock.DEVICES)]
-        rules += [(path, landlock.writable(spec.landlock)) for path in WRITABLE.values()]
+        rules += [
+            (path, landlock.writable(spec.landlock)) for name, path in WRITABLE.items() if name not in spec.closed
+        ]
         landlock.restrict(spec.landlock, rules)
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
@@ -170,6 +175,8 @@ def _mount_box(spec: Build) -> None:
         kernel.mount(path, target, None, kernel.MS_BIND)
     os.chmod(TMP, 0o1777)
     os.chmod(SHM, 0o1777)
+    for name in spec.closed:
+        kernel.mount("none", WRITABLE[name], None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | flags)
     kernel.umount(BOX)
 
 

@@ -66,6 +66,17 @@ class Shape:
     """Ports with listeners ahead of time."""
     forwarding: bool = False
     """Whether programs need another zygote to listen."""
+    read_only: str = ""
+    """Names of walls.WRITABLE with commas between, which are read-only all the same."""
+
+    def __post_init__(self) -> None:
+        if self.read_only and not set(self.closed) <= walls.WRITABLE.keys():
+            raise ValueError(f"a sandbox has no such places: {self.read_only}")
+
+    @property
+    def closed(self) -> tuple[str, ...]:
+        """The places of ``read_only``."""
+        return tuple(filter(None, self.read_only.split(",")))
 
     @property
     def key(self) -> Key:

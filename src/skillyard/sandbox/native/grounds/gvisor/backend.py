@@ -177,6 +177,7 @@ class GvisorBackend(NativeBackend):
 
     name = "gvisor"
     program = "skillyard.sandbox.native.grounds.gvisor.ground"
+    knows = ()
 
     def __init__(
         self, run_dir: Path, settings: GvisorSettings = _USUAL, native: NativeSettings = _USUAL_NATIVE

@@ -217,6 +217,7 @@ class LandlockBackend(NativeBackend):
 
     name = "landlock"
     program = "skillyard.sandbox.native.grounds.landlock.ground"
+    knows = ()
 
     def keeper_options(self) -> dict[str, Any]:
         return super().keeper_options() | _OWN_IDS

@@ -186,6 +186,7 @@ class NamespacesGround:
             landlock=host.landlock,
             proc_files=host.proc_files,
             proc_directories=host.proc_directories,
+            closed=shape.closed,
         )
 
     def _zygote_group(self) -> Group | None:

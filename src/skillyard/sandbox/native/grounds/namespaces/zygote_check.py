@@ -142,7 +142,7 @@ def _mounts_lacking(text: str, zygote: str, build: walls.Build) -> str:
     ``zygote`` is the table of its zygote from before packages' code ran in there.
     """
     shared = _parse(zygote, frozenset())
-    wanted = Counter(shared + _own(shared, build.proc_files, build.proc_directories))
+    wanted = Counter(shared + _own(shared, build))
     known = frozenset(mount.device for mount in shared)
     found = Counter(_parse(text, known))
     if found == wanted:
@@ -198,17 +198,22 @@ def _over(parent: tuple[str, str] | None, known: frozenset[str]) -> str:
     return f"{point} {'own' if known and device not in known else 'shared'}"
 
 
-def _own(shared: Sequence[Mount], files: Sequence[str], directories: Sequence[str]) -> list[Mount]:
+def _own(shared: Sequence[Mount], build: walls.Build) -> list[Mount]:
     """Returns the mounts that :func:`skillyard.sandbox.native.inside.walls.build` adds."""
     at = {mount.point: mount for mount in shared}
     top, null = at["/"], at["/dev/null"]
-    quiet = "rw,nosuid,nodev,relatime"
+    quiet = "nosuid,nodev,relatime"
     own = [
-        Mount(_OWN_BOX, f"/{name}", point, quiet, "", "tmpfs", "box", "/ shared")
+        Mount(_OWN_BOX, f"/{name}", point, f"{_access(name, build)},{quiet}", "", "tmpfs", "box", "/ shared")
         for name, point in walls.WRITABLE.items()
     ]
     proc = Mount(_OWN_PROC, "/", "/proc", "rw,nosuid,nodev,noexec,relatime", "", "proc", "proc", "/proc shared")
     sys = proc._replace(root="/sys", point="/proc/sys", options=proc.options.replace("rw", "ro", 1), over="/proc own")
-    masks = [null._replace(point=f"/proc/{name}", over="/proc own") for name in files]
-    masks += [top._replace(root=walls.EMPTY, point=f"/proc/{name}", over="/proc own") for name in directories]
+    masks = [null._replace(point=f"/proc/{name}", over="/proc own") for name in build.proc_files]
+    empty = top._replace(root=walls.EMPTY, over="/proc own")
+    masks += [empty._replace(point=f"/proc/{name}") for name in build.proc_directories]
     return [*own, proc, sys, *masks]
+
+
+def _access(name: str, build: walls.Build) -> str:
+    return "ro" if name in build.closed else "rw"

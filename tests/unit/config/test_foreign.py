@@ -1,0 +1,231 @@
+"""Settings of CommonGround and SkillFlaw: what each name means here, and what is said of the others."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from skillyard.config.settings import Settings, load_settings
+from skillyard.domain.errors import InvalidInput
+
+SKILLS = """
+[skills]
+mode = "local" # remote | local
+cache_root = "/var/lib/skills-cache"
+local_root = "/tmp/skills-local"
+reaper_interval_sec = 61
+timeout_sec_default = 30
+timeout_sec_max = 90
+stdout_max_bytes = 1001
+stderr_max_bytes = 1002
+input_max_bytes = 1003
+output_max_bytes = 1004
+total_input_max_bytes = 1005
+total_output_max_bytes = 1006
+"""
+E2B = """
+[tools.e2b]
+reuse_mode = "none" # none | off | project_agent
+idle_ttl_sec = 1800
+hard_ttl_sec = 21600
+lock_timeout_sec = 600
+timeout_sec_default = 30
+timeout_sec_max = 100
+"""
+SANDBOX = "SKILLFLAW_SKILL_SANDBOX_"
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in os.environ:
+        if name.startswith(("SKILLYARD_", "SKILLFLAW_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("SKILLYARD_CONFIG", str(tmp_path / "cg.toml"))
+    (tmp_path / "cg.toml").write_text("")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "cg.toml"
+
+
+def told(settings: Settings, name: str) -> list[str]:
+    return [note for note in settings.notes if name in note]
+
+
+def test_the_tables_of_commonground_set_ours(file: Path) -> None:
+    file.write_text(SKILLS + E2B + "[commands]\ntask_timeout_s = 77\n")
+    settings = load_settings()
+    commands = settings.commands
+    assert (commands.timeout_s, commands.max_timeout_s, commands.task_timeout_s) == (30, 90, 77)
+    assert (commands.stdout_bytes, commands.stderr_bytes) == (1001, 1002)
+    assert (commands.input_bytes, commands.output_bytes) == (1003, 1004)
+    assert (commands.inputs_bytes, commands.outputs_bytes) == (1005, 1006)
+    assert (settings.sweep_every_s, settings.policy.isolation) == (61, "native")
+
+
+@pytest.mark.parametrize("name", ["skills.cache_root", "skills.local_root"])
+def test_a_name_without_effect_is_told_of_with_the_reason(file: Path, name: str) -> None:
+    file.write_text(SKILLS)
+    (note,) = told(load_settings(), name)
+    assert "has no effect: " in note
+
+
+def test_limits_of_the_other_mode_are_told_of_where_they_differ(file: Path) -> None:
+    file.write_text(SKILLS + E2B)
+    (note,) = told(load_settings(), "tools.e2b have no effect")
+    assert "timeout_sec_max" in note
+    assert "timeout_sec_default" not in note
+
+
+def test_ours_stand_above_theirs_and_that_is_told(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text(SKILLS + "[commands]\ntimeout_s = 10\n")
+    monkeypatch.setenv("SKILLYARD_COMMANDS__MAX_TIMEOUT_S", "50")
+    settings = load_settings()
+    assert (settings.commands.timeout_s, settings.commands.max_timeout_s) == (10, 50)
+    assert told(settings, "commands.timeout_s = 10.0 stands above skills.timeout_sec_default = 30")
+    assert told(settings, "commands.max_timeout_s = 50.0 stands above skills.timeout_sec_max = 90")
+
+
+def test_remote_without_such_a_backend_is_refused_with_the_line_that_mends_it(file: Path) -> None:
+    file.write_text(SKILLS.replace('"local" #', '"remote" #'))
+    with pytest.raises(
+        InvalidInput, match=r"skills.mode: needs a backend on other hosts.*mode = \"local\" below \[skills"
+    ):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[skills]\nmode = "cloud"', "skills.mode: must be 'local' or 'remote'"),
+        ('[skills]\nmode = "local"\nexecutor = "srt9"', "skills.executor: must be one of native"),
+        ("[skills]\ncacheroot = 1", "skills.cacheroot: is not a setting"),
+        ("[tools.e2b]\nreuse = 1", "tools.e2b.reuse: is not a setting; known are reuse_mode"),
+        ("[tools.other]\nreuse = 1", "tools.other: is not a setting; known are e2b"),
+        ("[srt.network]\nallowed = []", "srt.network.allowed: is not a setting; known are allowed_domains"),
+        ("srt = 1", "srt: must be a table"),
+        ("[skills]\ntimeout_sec_max = 0", "commands.max_timeout_s .skills.timeout_sec_max.: Input should be greater"),
+        ('[srt.network]\nallowed_domains = "a.com"', "srt.network.allowed_domains: must be a list of names"),
+    ],
+)
+def test_wrong_tables_are_refused_by_name(file: Path, text: str, said: str) -> None:
+    file.write_text(text)
+    with pytest.raises(InvalidInput, match=said):
+        load_settings()
+
+
+def test_an_executor_is_the_default_isolation(file: Path) -> None:
+    file.write_text('[skills]\nmode = "local"\nexecutor = "landlock"\n')
+    assert load_settings().policy.isolation == "landlock"
+
+
+def test_domains_of_srt_bound_all_runs_and_are_open_to_commands(file: Path) -> None:
+    file.write_text('[srt.network]\nallowed_domains = ["a.com", "*.b.com"]\ndenied_domains = ["x.b.com"]\n')
+    network = load_settings().network
+    assert [rule.text for rule in network.rules] == ["a.com:*", "*.b.com:*", "!x.b.com:*"]
+    assert network.run_code == network.rules
+    file.write_text("[srt.network]\nallowed_domains = []\n")
+    assert (load_settings().network.rules, load_settings().network.run_code) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ('[srt]\nsettings_mode = "file"', "srt.settings_mode"),
+        ("[srt]\nenable_weaker_nested_sandbox = true", "srt.enable_weaker_nested_sandbox"),
+        ('[srt.filesystem]\nallow_write = ["/data"]', "srt.filesystem.allow_write"),
+        ('[srt.network]\nallow_unix_sockets = ["/run/x"]', "srt.network.allow_unix_sockets"),
+    ],
+)
+def test_what_srt_would_open_stays_closed_and_is_told_of(file: Path, text: str, name: str) -> None:
+    file.write_text(text)
+    (note,) = told(load_settings(), name)
+    assert "has no effect: " in note
+
+
+def test_the_defaults_of_srt_are_not_told_of(file: Path) -> None:
+    file.write_text(
+        '[srt]\nsettings_mode = "generated"\nignore_violations = {}\n[srt.filesystem]\ndeny_write = ["/"]\n'
+    )
+    assert load_settings().notes == ()
+
+
+def test_variables_of_skillflaw_are_defaults_below_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"CPUS": "2.5", "MEMORY_MB": "256", "PIDS_LIMIT": "64", "TIMEOUT_SECONDS": "60", "READ_ONLY_ROOT": "true"}
+    places = {"NETWORK": "none", "WORKSPACE_ACCESS": "ro", "TMPFS_ENABLED": "false", "ENV_ALLOWLIST": '["LANG"]'}
+    for name, value in {**given, **places}.items():
+        monkeypatch.setenv(SANDBOX + name, value)
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    monkeypatch.setenv("SKILLYARD_LIMITS__MEMORY_MB", "300")
+    settings = load_settings()
+    limits = settings.limits
+    assert (limits.cpus, limits.memory_mb, limits.pids, limits.timeout_ms) == (2.5, 300, 64, 60_000)
+    assert settings.network.rules == ()
+    assert settings.sandbox.read_only == ("workspace", "tmp", "shm")
+    assert settings.sandbox.variables(os.environ) == ({"LANG": "C.UTF-8"}, {})
+    assert settings.notes == (f"limits.memory_mb = 300 stands above {SANDBOX}MEMORY_MB = 256",)
+
+
+def test_an_open_network_is_what_the_rules_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"{SANDBOX}NETWORK", "open")
+    with pytest.raises(InvalidInput, match=f"network.run_code .{SANDBOX}NETWORK.: asks for every host"):
+        load_settings()
+    monkeypatch.setenv("SKILLYARD_NETWORK__RULES", '["a.com"]')
+    settings = load_settings()
+    assert [rule.text for rule in settings.network.run_code if not isinstance(rule, str)] == ["a.com"]
+    assert settings.notes == ()
+    monkeypatch.setenv("SKILLYARD_NETWORK__RUN_CODE", "none")
+    assert load_settings().network.run_code == ()
+    assert told(load_settings(), "stands above")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("TIMEOUT_SECONDS", "a minute", "TIMEOUT_SECONDS: must be a number"),
+        ("PIDS_LIMIT", "1.5", "PIDS_LIMIT: must be a whole number"),
+        ("READ_ONLY_ROOT", "false", "READ_ONLY_ROOT.: must be true: the root is shared"),
+        ("READ_ONLY_ROOT", "perhaps", "READ_ONLY_ROOT: must be true or false"),
+        ("NETWORK", "host", "NETWORK: must be one of none, allowlist, open"),
+        ("WORKSPACE_ACCESS", "none", "WORKSPACE_ACCESS: must be one of rw, ro"),
+        ("ENV_ALLOWLIST", "LANG", "ENV_ALLOWLIST: must be a JSON list of names"),
+    ],
+)
+def test_wrong_variables_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, name: str, text: str, said: str) -> None:
+    monkeypatch.setenv(SANDBOX + name, text)
+    with pytest.raises(InvalidInput, match=said):
+        load_settings()
+
+
+def test_variables_without_effect_are_told_of_without_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"{SANDBOX}OPENSANDBOX_API_KEY", "key-of-theirs")
+    monkeypatch.setenv(f"{SANDBOX}OPENSANDBOX_DOMAIN", "")
+    monkeypatch.setenv("SKILLFLAW_MCP_SANDBOX_IMAGE", "an-image")
+    monkeypatch.setenv(f"{SANDBOX}WORKSPACE", "rw")
+    notes = load_settings().notes
+    assert len(notes) == 3
+    assert any(f"{SANDBOX}WORKSPACE has no effect" in note for note in notes)
+    assert not any("key-of-theirs" in note or "DOMAIN" in note for note in notes)
+
+
+def test_places_are_closed_only_where_the_isolation_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKILLYARD_SANDBOX__WORKSPACE_ACCESS", "ro")
+    monkeypatch.setenv("SKILLYARD_POLICY__ISOLATIONS", '["gvisor"]')
+    with pytest.raises(InvalidInput, match=r"sandbox.workspace_access: would not hold for 'gvisor', which policy.isol"):
+        load_settings()
+
+
+def test_variables_that_steer_programs_do_not_enter(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["LANG", "PATH", "LD_PRELOAD", "PYTHONPATH", "SKILLYARD_SECRETS_KEY", "LDAP_URL", "NOT_SET_ANYWHERE", "A B"]
+    for name in names[:6]:
+        monkeypatch.setenv(name, "value")
+    monkeypatch.setenv("SKILLYARD_SECRETS_KEY", "")
+    monkeypatch.setenv("SKILLYARD_SANDBOX__ENV_ALLOWLIST", str(names).replace("'", '"'))
+    settings = load_settings()
+    given, refused = settings.sandbox.variables(os.environ)
+    assert given == {"LANG": "value", "LDAP_URL": "value"}
+    assert refused.keys() == set(names) - given.keys()
+    assert len(told(settings, "sandbox.env_allowlist: runs do not get")) == len(refused)
