@@ -17,19 +17,20 @@ from skillyard.data_dir import DataDir, DataDirInUse, DataDirUnusable
 from skillyard.domain.errors import BlobNotFound, Forbidden, InvalidInput
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.sandbox.guarantees import Probe
-from tests.unit.engine.fakes import FakeBackend, FakeProcess, result
+from skillyard.testing.twin_sandbox import TwinBackend, TwinProcess
+from tests.unit.engine.fakes import result, succeed
 
 pytestmark = pytest.mark.anyio
 
 
-async def echo(process: FakeProcess) -> None:
+async def echo(process: TwinProcess) -> None:
     process.log(b"echo\n")
     process.write(result({"echo": process.request["args"]}))
 
 
 @pytest.fixture
 async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with Runtime(tmp_path / "data", backend=FakeBackend(echo)) as runtime:
+    async with Runtime(tmp_path / "data", backend=TwinBackend(echo)) as runtime:
         yield runtime
 
 
@@ -79,7 +80,7 @@ async def test_blobs_stream_both_ways(runtime: Runtime, tmp_path: Path) -> None:
 
 
 async def test_blobs_of_others_cannot_be_fetched(tmp_path: Path) -> None:
-    async with Runtime(tmp_path, backend=FakeBackend()) as runtime:
+    async with Runtime(tmp_path, backend=TwinBackend(succeed)) as runtime:
         stored = await runtime.put_blob(b"mine")
         runtime.principal = Principal("other", frozenset({Scope.BLOBS}))
         with pytest.raises(BlobNotFound):
@@ -92,10 +93,10 @@ async def test_blobs_of_others_cannot_be_fetched(tmp_path: Path) -> None:
 
 async def test_the_data_directory_is_private_and_everything_survives_a_restart(tmp_path: Path) -> None:
     home = tmp_path / "deep" / "data"
-    async with Runtime(home, backend=FakeBackend(echo)) as runtime:
+    async with Runtime(home, backend=TwinBackend(echo)) as runtime:
         run = await runtime.run_code("x")
         stored = await runtime.put_blob(b"kept")
-    async with Runtime(home, backend=FakeBackend()) as runtime:
+    async with Runtime(home, backend=TwinBackend(succeed)) as runtime:
         assert (await runtime.show_run(run.run_id))["run"]["status"] == "completed"
         assert (await runtime.read_blob(stored.blob_id))["size_bytes"] == 4
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
@@ -106,10 +107,10 @@ async def test_the_data_directory_is_private_and_everything_survives_a_restart(t
 async def test_a_data_directory_has_one_owner_and_the_error_names_it(tmp_path: Path) -> None:
     import os
 
-    async with Runtime(tmp_path, backend=FakeBackend()):
+    async with Runtime(tmp_path, backend=TwinBackend(succeed)):
         with pytest.raises(DataDirInUse, match=f"in use by process {os.getpid()}"):
-            await Runtime(tmp_path, backend=FakeBackend()).open()
-    async with Runtime(tmp_path, backend=FakeBackend()):
+            await Runtime(tmp_path, backend=TwinBackend(succeed)).open()
+    async with Runtime(tmp_path, backend=TwinBackend(succeed)):
         pass
 
 
@@ -129,18 +130,18 @@ async def test_a_directory_of_somebody_elses_is_left_alone(tmp_path: Path) -> No
 
 
 async def test_opening_that_fails_lets_go_of_everything(tmp_path: Path) -> None:
-    class Broken(FakeBackend):
+    class Broken(TwinBackend):
         async def probe(self) -> Probe:
             raise RuntimeError("no probe")
 
     with pytest.raises(RuntimeError, match="no probe"):
         await Runtime(tmp_path, backend=Broken()).open()
-    async with Runtime(tmp_path, backend=FakeBackend()) as runtime:
+    async with Runtime(tmp_path, backend=TwinBackend(succeed)) as runtime:
         assert (await runtime.run_code("x")).ok
 
 
 async def test_a_closed_runtime_says_so(tmp_path: Path) -> None:
-    runtime = Runtime(tmp_path, backend=FakeBackend())
+    runtime = Runtime(tmp_path, backend=TwinBackend(succeed))
     with pytest.raises(RuntimeError, match="not open"):
         await runtime.run_code("x")
     await runtime.open()
@@ -164,7 +165,7 @@ async def test_skills_come_from_the_directories_and_the_data_directory(tmp_path:
             f'name = "{name}"\nversion = "1.0.0"\ndescription = "x"\nkind = "action"\n'
             '[runtime]\nlanguage = "python"\nentrypoint = "code/main.py"\nexport = "main"\n'
         )
-    async with Runtime(tmp_path / "data", skills_dirs=[tmp_path / "skills"], backend=FakeBackend(echo)) as runtime:
+    async with Runtime(tmp_path / "data", skills_dirs=[tmp_path / "skills"], backend=TwinBackend(echo)) as runtime:
         listed = await runtime.list_skills(namespace="mine")
         assert [row["name"] for row in listed["skills"]] == ["mine.one", "mine.two"]
         assert (await runtime.execute_skill("mine.one", {"x": 2})).output == {"echo": {"x": 2}}
@@ -172,7 +173,7 @@ async def test_skills_come_from_the_directories_and_the_data_directory(tmp_path:
 
 def test_the_synchronous_runtime(tmp_path: Path) -> None:
     threads = threading.active_count()
-    with SyncRuntime(tmp_path, backend=FakeBackend(echo)) as runtime:
+    with SyncRuntime(tmp_path, backend=TwinBackend(echo)) as runtime:
         run = runtime.run_code("x", {"a": 1})
         assert run.output == {"echo": {"a": 1}}
         stored = runtime.put_blob(b"0123456789")
@@ -191,7 +192,7 @@ def test_the_synchronous_runtime(tmp_path: Path) -> None:
 
 def test_the_synchronous_runtime_serves_several_threads(tmp_path: Path) -> None:
     outputs: list[object] = []
-    with SyncRuntime(tmp_path, backend=FakeBackend(echo)) as runtime:
+    with SyncRuntime(tmp_path, backend=TwinBackend(echo)) as runtime:
         threads = [
             threading.Thread(target=lambda n=n: outputs.append(runtime.run_code("x", {"n": n}).output))
             for n in range(8)
@@ -206,11 +207,11 @@ def test_the_synchronous_runtime_serves_several_threads(tmp_path: Path) -> None:
 async def test_closing_ends_the_runs_of_other_tasks(tmp_path: Path) -> None:
     started = asyncio.Event()
 
-    async def endless(process: FakeProcess) -> None:
+    async def endless(process: TwinProcess) -> None:
         started.set()
         await process.ended
 
-    runtime = Runtime(tmp_path, backend=FakeBackend(endless))
+    runtime = Runtime(tmp_path, backend=TwinBackend(endless))
     await runtime.open()
     running = asyncio.create_task(runtime.run_code("x"))
     await started.wait()

@@ -29,7 +29,8 @@ import json, os, sqlite3, sys
 from pathlib import Path
 from skillyard import SyncRuntime
 from skillyard.domain.errors import StoreFault
-from tests.unit.engine.fakes import FakeBackend
+from skillyard.testing.twin_sandbox import TwinBackend
+from tests.unit.engine.fakes import succeed
 
 place, ballast, said = Path(sys.argv[1]) / "data", Path(sys.argv[1]) / "ballast", {}
 CODE = "def main(args): return {}"
@@ -41,7 +42,7 @@ def refused(work):
         return fault.message
     return None
 
-with SyncRuntime(place, backend=FakeBackend()) as runtime:
+with SyncRuntime(place, backend=TwinBackend(succeed)) as runtime:
     kept = runtime.put_blob(b"k" * 100_000).blob_id
     said["too big"] = refused(lambda: runtime.put_blob(b"x" * 16_000_000))
     with open(ballast, "wb", buffering=0) as file:
@@ -58,7 +59,7 @@ with SyncRuntime(place, backend=FakeBackend()) as runtime:
     said["whole again"] = runtime.put_blob(b"n" * 50_000).size_bytes
     said["left in tmp"] = os.listdir(place / "blobs" / "tmp")
 said["integrity"] = sqlite3.connect(place / "skillyard.db").execute("PRAGMA integrity_check").fetchone()[0]
-with SyncRuntime(place, backend=FakeBackend()) as runtime:
+with SyncRuntime(place, backend=TwinBackend(succeed)) as runtime:
     said["statuses"] = sorted({run["status"] for run in runtime.list_runs(limit=500)["runs"]})
 print(json.dumps(said))
 """

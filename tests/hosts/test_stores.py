@@ -20,8 +20,9 @@ from skillyard import SyncRuntime
 from skillyard.data_dir import DataDir, DataDirUnusable
 from skillyard.domain.errors import StoreFault
 from skillyard.stores.sqlite.database import Database
+from skillyard.testing.twin_sandbox import TwinBackend
 from tests.hosts.conftest import Host
-from tests.unit.engine.fakes import FakeBackend
+from tests.unit.engine.fakes import succeed
 
 CODE = "def main(args): return {}\n"
 PAGE = 4096
@@ -29,7 +30,7 @@ RUNS = 20
 
 
 def opened(data: Path) -> SyncRuntime:
-    return SyncRuntime(data, backend=FakeBackend())
+    return SyncRuntime(data, backend=TwinBackend(succeed))
 
 
 @pytest.fixture
@@ -114,9 +115,10 @@ WORKS_ON = f"""
 import sys
 from pathlib import Path
 from skillyard import SyncRuntime
-from tests.unit.engine.fakes import FakeBackend
+from skillyard.testing.twin_sandbox import TwinBackend
+from tests.unit.engine.fakes import succeed
 
-runtime = SyncRuntime(Path(sys.argv[1]), backend=FakeBackend())
+runtime = SyncRuntime(Path(sys.argv[1]), backend=TwinBackend(succeed))
 runtime.open()
 for _ in range({RUNS}):
     runtime.run_code("def main(args): return {{}}")

@@ -1,4 +1,4 @@
-"""An engine over the fake backend and the twins of the stores; ``stored_rig`` has the real stores."""
+"""An engine over the twins of sandboxes and stores; ``stored_rig`` has the real stores."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ from skillyard.testing.memory import MemoryRecords
 from skillyard.testing.memory_blobs import MemoryBlobs
 from skillyard.testing.memory_publications import MemoryApprovals, MemoryPublications
 from skillyard.testing.memory_secrets import MemorySecretAudit, MemorySecrets
-from tests.unit.engine.fakes import FakeBackend, FakeProcess, FakeSkills, Script
+from skillyard.testing.twin_sandbox import Script, TwinBackend, TwinProcess
+from tests.unit.engine.fakes import FakeSkills, succeed
 from tests.unit.engine.network.fake_gate import FakeGate
 from tests.unit.engine.packages.building import MINE
 from tests.unit.engine.packages.fake_builder import FakeBuilder
@@ -82,7 +83,7 @@ class Rig:
     """What a test holds: the services and everything behind them."""
 
     app: App
-    backend: FakeBackend
+    backend: TwinBackend
     skills: FakeSkills
     secrets: DictSecrets
     clock: ManualClock
@@ -198,7 +199,7 @@ def _parts(home: Path, clock: ManualClock) -> dict[str, Any]:
     """Returns the fields of a rig that do not depend on its stores; its app is made later."""
     return {
         "app": None,
-        "backend": FakeBackend(),
+        "backend": TwinBackend(succeed),
         "skills": FakeSkills(),
         "secrets": DictSecrets(clock),
         "clock": clock,
@@ -211,7 +212,7 @@ def _parts(home: Path, clock: ManualClock) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _at_work(rig: R) -> AsyncIterator[R]:
-    rig.app = make_app(rig, Sections(policy=PolicySettings(isolation=FakeBackend.name)))
+    rig.app = make_app(rig, Sections(policy=PolicySettings(isolation=TwinBackend.name)))
     await rig.app.start()
     offer = rig.app.backends.default
     assert offer is not None
@@ -222,10 +223,10 @@ async def _at_work(rig: R) -> AsyncIterator[R]:
     await rig.backend.close()
 
 
-def playing(*writes: bytes, log: bytes = b"") -> Callable[[FakeProcess], Any]:
+def playing(*writes: bytes, log: bytes = b"") -> Callable[[TwinProcess], Any]:
     """A script that writes these frames and this log."""
 
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         process.log(log)
         for data in writes:
             process.write(data)

@@ -43,7 +43,7 @@ async def test_no_parameter_of_a_method_leads_to_one(
     """Each parameter in turn names places of the host, in a text, a list and an object."""
     made: list[object] = []
     monkeypatch.setattr(HostDirectory, "__init__", lambda self, *args, **named: made.append((args, named)))
-    rig.skills.add(a_skill("a.b", Path("/one")))
+    rig.skills.add(a_skill("a.b"))
     for name in method.params["properties"]:
         for value in _places():
             with suppress(SkillyardError):
@@ -53,7 +53,7 @@ async def test_no_parameter_of_a_method_leads_to_one(
 
 
 async def test_a_run_shows_content_of_stores(rig: Rig) -> None:
-    rig.skills.add(a_skill("a.b", Path("/one")))
+    rig.skills.add(a_skill("a.b"))
     await rig.call("execute_skill", name="a.b", args={})
     [(spec, _, _)] = rig.backend.started
     assert [type(mount.source) for mount in spec.mounts] == [Content]

@@ -11,27 +11,28 @@ from skillyard.domain.sandbox.guarantees import GUARANTEES, Level, Protection
 from skillyard.domain.sandbox.spec import Held, Owner
 from skillyard.engine.app import App
 from skillyard.sandbox.registry import nature
+from skillyard.testing.twin_sandbox import TwinBackend
 from tests.unit.engine.conftest import Rig, make_app
-from tests.unit.engine.fakes import FakeBackend
+from tests.unit.engine.fakes import succeed
 
 pytestmark = pytest.mark.anyio
 
 
-def named(name: str) -> FakeBackend:
-    backend = FakeBackend()
+def named(name: str) -> TwinBackend:
+    backend = TwinBackend(succeed)
     backend.name = name
     backend.nature = nature(name)
     return backend
 
 
-async def engine_over(rig: Rig, *backends: FakeBackend, **policy: Any) -> App:
+async def engine_over(rig: Rig, *backends: TwinBackend, **policy: Any) -> App:
     rig.extra["backends"] = {backend.name: backend for backend in backends}
     rig.app = make_app(rig, rig.app.config.model_copy(update={"policy": rig.app.config.policy.changed(**policy)}))
     await rig.app.start()
     return rig.app
 
 
-def without(backend: FakeBackend, *walls: str) -> FakeBackend:
+def without(backend: TwinBackend, *walls: str) -> TwinBackend:
     backend.protections |= {wall: Protection(Level.MISSING, why="closed", mend="open it") for wall in walls}
     return backend
 

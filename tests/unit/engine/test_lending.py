@@ -10,7 +10,7 @@ import pytest
 from skillyard.config.limits import AdmissionSettings
 from skillyard.domain.errors import Busy, InvalidInput, ProtectionMissing, SandboxFault
 from skillyard.domain.package.environment import Wanted
-from skillyard.domain.sandbox.guarantees import Level, Probe, Protection
+from skillyard.domain.sandbox.guarantees import Probe
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.engine.lending import Lender, Order
@@ -90,7 +90,7 @@ async def test_a_creation_that_was_interrupted_leaves_nothing(rig: Rig) -> None:
 
 async def test_one_without_a_wall_is_not_lent(rig: Rig) -> None:
     shop = Shop(rig)
-    rig.backend.protections["seccomp"] = Protection(Level.MISSING)
+    rig.backend.in_force["seccomp"] = "missing"
     async with shop.lender.lend(shop.order()) as loan:
         with pytest.raises(ProtectionMissing, match="seccomp"):
             await loan.open({})

@@ -1,4 +1,4 @@
-"""``skills.run_cmd`` over the fake backend: the request to the sandbox, and the answer to the caller."""
+"""``skills.run_cmd`` over the sandbox twin: the request to the sandbox, and the answer to the caller."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from skillyard.domain.errors import BlobNotFound, Forbidden, InvalidInput, Quota
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import Needs, SecretNeed, SkillKind
 from skillyard.domain.work.record import Ending, Outcome, RunKind, RunStatus
+from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.conftest import Rig, playing
-from tests.unit.engine.fakes import FakeProcess, a_skill, frame, js, result
+from tests.unit.engine.fakes import a_skill, frame, js, result
 
 pytestmark = pytest.mark.anyio
 DONE = result({"exit_code": 0})
@@ -79,11 +80,11 @@ async def test_an_exit_code_is_an_answer_with_the_same_fields(rig: Rig, code: in
 
 
 async def test_a_timeout_keeps_the_output_so_far(rig: Rig) -> None:
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         process.log(b"begun\x002late")
         process.end(Ending(Outcome.TIMEOUT))
 
-    rig.backend.left = file(1, "0/skill/part", b"half") + result({})
+    rig.backend.left = playing(file(1, "0/skill/part", b"half"), result({}))
     ran = await run_cmd(rig, script, outputs=[{"path": "part"}, {"path": "none"}])
     assert (ran["status"], ran["reason"], ran["exit_code"]) == ("failed", "timeout", -1)
     assert (ran["stdout"], ran["stderr"]) == ("begun", "late")
@@ -93,7 +94,7 @@ async def test_a_timeout_keeps_the_output_so_far(rig: Rig) -> None:
 
 
 async def test_a_command_killed_for_memory_says_so(rig: Rig) -> None:
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         process.write(result({"exit_code": 137, "signal": 9}))
         process.end(Ending(Outcome.EXIT, code=0, hits=frozenset({"memory"})))
 
@@ -196,7 +197,7 @@ async def test_secrets_are_taken_out_across_streams_and_pieces(rig: Rig) -> None
     rig.skills.add(a_skill("acme.crm", needs=Needs(secrets=(SecretNeed("TOKEN"),))))
     rig.configure(policy={"run_code_secrets": "mounted"})
 
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         for piece in (b"a tok-01", b"\x002noise\x001", b"234", b"56789 z"):
             process.log(piece)
         process.write(DONE)

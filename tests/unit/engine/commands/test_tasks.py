@@ -12,8 +12,9 @@ from skillyard.domain.errors import Busy, Forbidden, IdempotencyConflict, Invali
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import Needs, SecretNeed, SkillKind
 from skillyard.domain.work.record import Ending, Outcome
+from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.conftest import Rig, playing
-from tests.unit.engine.fakes import FakeProcess, a_skill, frame, js, result
+from tests.unit.engine.fakes import a_skill, frame, js, result
 from tests.unit.engine.runs.resuming import idle, killed, next_server
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +42,7 @@ class Stepping:
         self.texts: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.started = 0
 
-    async def __call__(self, process: FakeProcess) -> None:
+    async def __call__(self, process: TwinProcess) -> None:
         self.started += 1
         while (text := await self.texts.get()) is not None:
             process.log(text)
@@ -125,7 +126,7 @@ async def _with_output(rig: Rig, task_id: str) -> dict[str, Any] | None:
 async def test_a_watch_ends_with_each_end(rig: Rig, ending: Ending | None, said: Any, wanted: Any) -> None:
     go_on = asyncio.Event()
 
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         await go_on.wait()
         if said is not None:
             process.write(result(said))

@@ -16,7 +16,7 @@ from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import Mount
 
 PROXY = "http://127.0.0.1:3128"
-TRUST = Mount(Content("trust", Path("/nonexistent/ca.pem")), "/run/egress/ca.pem")
+TRUST = Mount(Content("trust", Path(__file__)), "/run/egress/ca.pem")
 
 
 @dataclass
@@ -113,7 +113,7 @@ class FakeGate:
         return session
 
     async def plug(self, session: str, sockets: Sequence[socket.socket]) -> None:
-        raise GateFault("the fake backend has no sockets")
+        raise GateFault("the sandbox twin has no sockets")
 
     async def close(self) -> None:
         return

@@ -13,8 +13,8 @@ from skillyard.domain.errors import GateFault, InvalidInput, RunNotFound
 from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.principal import ALL_SCOPES, Principal, Scope
 from skillyard.engine.observer import Fault, NetworkChanged
+from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.conftest import Rig
-from tests.unit.engine.fakes import FakeProcess
 from tests.unit.engine.network.fake_gate import FakeGate
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +28,7 @@ def rules(*texts: str) -> Any:
     return tuple(map(parse_rule, texts))
 
 
-async def waiting(process: FakeProcess) -> None:
+async def waiting(process: TwinProcess) -> None:
     await process.ended
 
 

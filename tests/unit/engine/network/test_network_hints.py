@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.conftest import Rig, playing
-from tests.unit.engine.fakes import FakeProcess, raises
+from tests.unit.engine.fakes import raises
 from tests.unit.engine.network.test_network import connecting, rules
 
 pytestmark = pytest.mark.anyio
@@ -78,7 +79,7 @@ async def test_a_run_without_a_network_that_failed_otherwise_is_told_nothing_of_
 async def test_what_failed_on_its_way_is_told_as_what_is_refused_is(rig: Rig) -> None:
     gate = rig.with_network(run_code=rules("x.com"))
 
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         gate.last.connect("x.com", 443)
         gate.last.connections[0].reason = "its certificate is not accepted"
         process.write(raises("HTTPError", "HTTP Error 502: Bad Gateway"))

@@ -134,6 +134,6 @@ async def test_show_is_the_operators(rig: Rig) -> None:
     assert found["hosts"] == {"a": ["::1"]}
     assert found["limits"]["connections"] == 128
     assert found["trust"] == {"directories": True, "approve": []}
-    assert found["isolations"] == [{"isolation": "fake", "egress": "kernel", "by": "a fake", "why": "", "mend": ""}]
+    assert found["isolations"] == [{"isolation": "twin", "egress": "kernel", "by": "a fake", "why": "", "mend": ""}]
     with pytest.raises(Forbidden):
         await rig.call("policy.show", Principal("alice", ALL_SCOPES - {Scope.ADMIN}))

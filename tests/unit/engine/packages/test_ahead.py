@@ -18,8 +18,9 @@ from skillyard.engine.packages.ahead import CURATED, curated, is_read
 from skillyard.gate.client_session import PROXY_ENV
 from skillyard.gate.trust import TRUST_ENV
 from skillyard.guest.imports import SKILL_DIR, SKILLS_DIR
+from skillyard.testing.twin_sandbox import TwinBackend
 from tests.unit.engine.conftest import Rig, make_app, playing
-from tests.unit.engine.fakes import FakeBackend, a_skill, result
+from tests.unit.engine.fakes import a_skill, result
 
 pytestmark = pytest.mark.anyio
 
@@ -41,7 +42,7 @@ async def warm(rig: Rig) -> Rig:
 
 async def _remake(rig: Rig, *, separate: bool = False, **more: Any) -> None:
     config = Sections(
-        policy=PolicySettings(isolation=FakeBackend.name, separate_principals=separate),
+        policy=PolicySettings(isolation=TwinBackend.name, separate_principals=separate),
         environments=ENVIRONMENTS,
         packages=PackagesSettings(run_code=("*",)),
         **more,

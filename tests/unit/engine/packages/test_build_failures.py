@@ -91,7 +91,7 @@ def test_a_log_keeps_its_head_and_its_end_and_shows_the_last_line() -> None:
 
 @pytest.mark.anyio
 async def test_where_nothing_has_a_way_out_the_offline_mode_is_named(rig: Rig) -> None:
-    with pytest.raises(BuildFailed, match=r"isolation 'fake' gives a build no network .*packages\.offline = true"):
+    with pytest.raises(BuildFailed, match=r"isolation 'twin' gives a build no network .*packages\.offline = true"):
         await SandboxBuilder(rig.app.steps).resolve(_wanted(), BuildLog())
 
 

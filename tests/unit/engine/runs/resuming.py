@@ -6,8 +6,9 @@ import asyncio
 from typing import Any
 
 from skillyard.domain.work.record import RunRecord
+from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.conftest import Rig
-from tests.unit.engine.fakes import FakeProcess, blob, result
+from tests.unit.engine.fakes import blob, result
 
 
 class Deadly:
@@ -50,7 +51,7 @@ class Work:
         self.go_on = asyncio.Event()
         self.started = 0
 
-    async def __call__(self, process: FakeProcess) -> None:
+    async def __call__(self, process: TwinProcess) -> None:
         self.started += 1
         process.log(b"first\n")
         process.write(blob(1, "text/plain", b"small"))

@@ -17,8 +17,9 @@ from skillyard.domain.sandbox.frames import FrameLimits
 from skillyard.engine.runs.collect import INLINE, BlobSink, BlobTarget, Broken, Channel
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.blobs import BlobInfo
+from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.conftest import Rig, playing
-from tests.unit.engine.fakes import FakeProcess, blob, frame, js, raises, result
+from tests.unit.engine.fakes import blob, frame, js, raises, result
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +37,7 @@ async def test_blobs_are_stored_under_the_runs_own_prefix(rig: Rig) -> None:
 async def test_a_large_blob_flows_into_the_store_in_pieces(rig: Rig) -> None:
     piece = bytes(range(256)) * 2048
 
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         process.write(frame(b"B", js({"n": 1, "kind": "application/octet-stream"})))
         for _ in range(8):
             process.write(frame(b"D", (1).to_bytes(4, "big") + piece))
@@ -52,7 +53,7 @@ async def test_a_large_blob_flows_into_the_store_in_pieces(rig: Rig) -> None:
 async def test_frames_may_come_in_any_pieces(rig: Rig) -> None:
     data = blob(1, "text/plain", b"one", b"two") + result({"x": 1})
 
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         import asyncio
 
         for byte in data:
@@ -116,7 +117,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN.keys())
 async def test_a_channel_that_breaks_the_rules_ends_the_run(rig: Rig, data: bytes) -> None:
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         process.write(data)
         await process.ended
 

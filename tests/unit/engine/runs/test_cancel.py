@@ -11,8 +11,9 @@ from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.work.record import Ending, Outcome, RunRecord, RunStatus
 from skillyard.engine.runs.collect import INLINE, BlobSink, BlobTarget
 from skillyard.engine.tasks import Tasks
+from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.conftest import CODE, Rig, StoredRig
-from tests.unit.engine.fakes import FakeProcess, blob, frame, js, result
+from tests.unit.engine.fakes import blob, frame, js, result
 
 pytestmark = pytest.mark.anyio
 
@@ -22,9 +23,9 @@ class Endless:
 
     def __init__(self) -> None:
         self.working = asyncio.Event()
-        self.process: FakeProcess | None = None
+        self.process: TwinProcess | None = None
 
-    async def __call__(self, process: FakeProcess) -> None:
+    async def __call__(self, process: TwinProcess) -> None:
         process.log(b"so far\n")
         process.write(blob(1, "text/plain", b"kept"))
         process.write(frame(b"B", js({"n": 2, "kind": "text/plain"})) + frame(b"D", b"\0\0\0\2half"))
@@ -75,11 +76,11 @@ async def test_a_caller_that_goes_away_while_files_are_collected(stored_rig: Sto
     rig = stored_rig
     collecting = asyncio.Event()
 
-    async def time_out(process: FakeProcess) -> None:
+    async def time_out(process: TwinProcess) -> None:
         process.log(b"so far\n")
         process.end(Ending(Outcome.TIMEOUT))
 
-    async def collect(process: FakeProcess) -> None:
+    async def collect(process: TwinProcess) -> None:
         process.write(_file(1, "a.txt", b"whole", end=True) + _file(2, "b.txt", *[b"x" * 2**20] * 3, end=False))
         while not list((rig.home / "blobs" / "tmp").iterdir()):  # the large one is on its way into the store
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Detached runs whose connection to their sandbox breaks: only those whose sandbox is gone are lost."""
+"""Detached runs whose connection to their sandbox breaks, or whose program dies: only lost sandboxes are lost."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import asyncio
 
 import pytest
 
-from skillyard.domain.work.record import Outcome, RunStatus
+from skillyard.domain.work.record import Ending, Outcome, RunStatus
 from skillyard.engine.observer import LeaseLost, RunResumed
 from skillyard.engine.runs.detached import ATTEMPTS
+from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.conftest import Rig
-from tests.unit.engine.fakes import FakeProcess
-from tests.unit.engine.runs.resuming import Work, check_work, ended, idle, only_record
+from tests.unit.engine.runs.resuming import Work, check_work, ended, idle, killed, next_server, only_record
 
 pytestmark = pytest.mark.anyio
 
 
-async def _working(rig: Rig) -> tuple[Work, str, FakeProcess]:
+async def _working(rig: Rig) -> tuple[Work, str, TwinProcess]:
     work = Work()
     run = await rig.run(work, detach=True)
     await asyncio.wait_for(work.half.wait(), 10)
@@ -57,3 +57,20 @@ async def test_a_connection_that_breaks_with_its_sandbox_is_lost(rig: Rig) -> No
     process.cut_off()
     record = await ended(rig, run_id)
     assert (record.outcome, rig.of(RunResumed)) == (Outcome.LOST, [])
+
+
+async def test_program_that_dies_has_its_true_outcome(rig: Rig) -> None:
+    half, go_on = asyncio.Event(), asyncio.Event()
+
+    async def dies(process: TwinProcess) -> None:
+        half.set()
+        await go_on.wait()
+        process.end(Ending(Outcome.SIGNAL, signal=11))
+
+    run = await rig.run(dies, detach=True)
+    await asyncio.wait_for(half.wait(), 10)
+    await killed(rig)
+    await next_server(rig)
+    go_on.set()
+    record = await ended(rig, run["run_id"])
+    assert (record.status, record.outcome) == (RunStatus.FAILED, Outcome.SIGNAL)

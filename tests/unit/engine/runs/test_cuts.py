@@ -20,8 +20,9 @@ from skillyard.guest import failure as guest_failure
 from skillyard.guest.errors import OutputNotSerializable
 from skillyard.guest.output_files import send_left
 from skillyard.guest.result import encode
+from skillyard.testing.twin_sandbox import Script, TwinProcess
 from tests.unit.engine.conftest import Rig, playing
-from tests.unit.engine.fakes import FakeProcess, Script, a_skill, frame, js, raises, result
+from tests.unit.engine.fakes import a_skill, frame, js, raises, result
 
 pytestmark = pytest.mark.anyio
 
@@ -213,13 +214,14 @@ async def test_a_secret_in_the_path_of_a_file_that_comes_back(rig: Rig) -> None:
 async def test_at_each_cut_of_the_stack_of_a_timeout(rig: Rig) -> None:
     run = await kept_of(rig)
 
-    async def time_out(process: FakeProcess) -> None:
+    async def time_out(process: TwinProcess) -> None:
         process.end(Ending(Outcome.TIMEOUT))
 
     for boundary in (300, SUMMARY_CHARACTERS - 60, MAX_MESSAGE):
         for at in around(boundary):
             line = f'  File "{"x" * at}{SECRET}", line 1, in main\n'
-            rig.backend.left = frame(b"N", js({"stack": f"Stack (most recent call last):\n{line}"})) + result({})
+            notes = frame(b"N", js({"stack": f"Stack (most recent call last):\n{line}"}))
+            rig.backend.left = playing(notes, result({}))
             kept = await run(b"", script=time_out)
             assert "it was at: " in kept
             assert not pieces_in(kept), (boundary, at)

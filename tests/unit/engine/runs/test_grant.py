@@ -13,8 +13,9 @@ from skillyard.config.packages import PackagesSettings
 from skillyard.domain.skill.skill import Needs, SecretNeed, SkillSource
 from skillyard.domain.work.record import RunStatus
 from skillyard.engine.observer import RunEnded, SecretsGiven
+from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.conftest import Rig, playing
-from tests.unit.engine.fakes import FakeProcess, a_skill, raises, result
+from tests.unit.engine.fakes import a_skill, raises, result
 
 pytestmark = pytest.mark.anyio
 
@@ -227,7 +228,7 @@ async def test_secrets_leave_not_by_a_spilled_output(rig: Rig) -> None:
 
 
 async def test_secrets_leave_not_by_logs_wherever_they_are_cut(rig: Rig) -> None:
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         import asyncio
 
         for character in f"token {SECRET}, {_b64('xx' + SECRET + 'yy')} end\n":
@@ -252,7 +253,7 @@ async def test_secrets_leave_not_by_errors(rig: Rig) -> None:
 async def test_secrets_leave_not_by_the_logs_of_a_working_run(rig: Rig) -> None:
     pages: list[dict[str, Any]] = []
 
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         process.log(f"{SECRET} and a long line behind it, longer than any form of the secret {'.' * 200}".encode())
         pages.append(await rig.call("runs.logs", run_id=process.id))
         process.write(result({}))

@@ -12,8 +12,9 @@ from skillyard.domain.principal import Principal
 from skillyard.domain.work.record import RunKind
 from skillyard.engine.runs.request import from_params
 from skillyard.engine.table import METHODS
+from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.conftest import CODE, Rig
-from tests.unit.engine.fakes import FakeProcess, result
+from tests.unit.engine.fakes import result
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +50,7 @@ def test_a_request_is_the_same_after_an_upgrade(method: str, params: dict[str, A
 async def test_it_waits_for_a_run_that_is_going_on(rig: Rig) -> None:
     go = asyncio.Event()
 
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         await go.wait()
         process.write(result({"n": 1}))
 
@@ -76,7 +77,7 @@ async def test_other_parameters_conflict(rig: Rig, other: dict[str, object]) -> 
 async def test_other_parameters_conflict_while_the_first_is_going_on(rig: Rig) -> None:
     go = asyncio.Event()
 
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         await go.wait()
         process.write(result({}))
 
@@ -111,7 +112,7 @@ async def test_the_key_survives_a_restart(rig: Rig) -> None:
 
 
 async def test_a_cancelled_first_is_what_the_second_gets(rig: Rig) -> None:
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         await process.ended
 
     first = asyncio.create_task(rig.run(script, idempotency_key="k"))
@@ -128,7 +129,7 @@ async def test_a_cancelled_first_is_what_the_second_gets(rig: Rig) -> None:
 async def test_a_detached_call_gets_the_run_that_its_caller_waits_for(rig: Rig) -> None:
     go, began = asyncio.Event(), asyncio.Event()
 
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         began.set()
         await go.wait()
         process.write(result({"n": 1}))
@@ -154,7 +155,7 @@ async def test_a_detached_call_gets_the_run_that_its_caller_waits_for(rig: Rig) 
 async def test_a_call_that_is_not_detached_waits_for_a_detached_run(rig: Rig) -> None:
     go = asyncio.Event()
 
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         await go.wait()
         process.write(result({"n": 1}))
 

@@ -13,8 +13,9 @@ from skillyard.domain.skill.skill import Needs, SecretNeed
 from skillyard.domain.work.record import NOTHING_TAKEN, Outcome, RunRecord
 from skillyard.engine.runs.collect import NOTED_BYTES
 from skillyard.engine.runs.log import PART_BYTES
+from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.conftest import Rig
-from tests.unit.engine.fakes import FakeProcess, a_skill, blob, result
+from tests.unit.engine.fakes import a_skill, blob, result
 from tests.unit.engine.runs.resuming import Deadly, ended, idle, killed, next_server, only_record
 
 pytestmark = pytest.mark.anyio
@@ -33,9 +34,9 @@ class Large:
         self.half = asyncio.Event()
         self.go_on = asyncio.Event()
         self.started = 0
-        self.process: FakeProcess | None = None
+        self.process: TwinProcess | None = None
 
-    async def __call__(self, process: FakeProcess) -> None:
+    async def __call__(self, process: TwinProcess) -> None:
         self.started += 1
         self.process = process
         for number, data in enumerate(BLOBS[:5]):
@@ -55,7 +56,7 @@ def _pieces(data: bytes) -> list[bytes]:
 class Reads:
     """Notes from where each stream of a program is read."""
 
-    def __init__(self, process: FakeProcess) -> None:
+    def __init__(self, process: TwinProcess) -> None:
         self.offsets: dict[Stream, list[int]] = {stream: [] for stream in Stream}
         output = process.output
 
@@ -158,9 +159,9 @@ async def test_a_lost_run_has_the_output_that_was_taken(rig: Rig) -> None:
 
 async def test_the_record_says_that_a_ring_dropped_bytes(rig: Rig) -> None:
     half, go_on = asyncio.Event(), asyncio.Event()
-    processes: list[FakeProcess] = []
+    processes: list[TwinProcess] = []
 
-    async def rings(process: FakeProcess) -> None:
+    async def rings(process: TwinProcess) -> None:
         processes.append(process)
         process.log(b"a" * PART_BYTES)
         half.set()
@@ -174,7 +175,7 @@ async def test_the_record_says_that_a_ring_dropped_bytes(rig: Rig) -> None:
         while not (await only_record(rig)).offsets.log.parts:
             await asyncio.sleep(0)
     await killed(rig)
-    processes[0].log_kept_from = PART_BYTES + 400
+    processes[0].drop(PART_BYTES + 400)
     go_on.set()
     async with asyncio.timeout(10):
         while not processes[0].ended.done():
@@ -216,7 +217,7 @@ async def test_an_attached_run_and_a_small_one_write_nothing_more(rig: Rig) -> N
     await rig.run(work)
     assert changes == []
 
-    async def small(process: FakeProcess) -> None:
+    async def small(process: TwinProcess) -> None:
         process.log(b"line\n" * 1000)
         process.write(blob(1, "text/plain", b"x" * 100_000))
         process.write(result({}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,8 +30,8 @@ def mounted(rig: Rig) -> dict[str, str]:
 
 
 async def test_execute_skill_calls_the_export_of_the_latest_version(rig: Rig) -> None:
-    rig.skills.add(a_skill("a.b", Path("/one"), version="1.0.0"))
-    rig.skills.add(a_skill("a.b", Path("/two"), version="2.0.0"))
+    rig.skills.add(a_skill("a.b", version="1.0.0"))
+    rig.skills.add(a_skill("a.b", version="2.0.0"))
     run = await rig.call("execute_skill", name="a.b", args={"x": 1})
     _, request, _ = rig.backend.started[0]
     assert (request["skill"], request["entrypoint"], request["code"]) == ("a.b", "main", None)

@@ -17,8 +17,9 @@ from skillyard.domain.skill.skill import Needs, SecretNeed
 from skillyard.domain.work.lease import Lease
 from skillyard.domain.work.record import Ending, Outcome, RunRecord, RunStatus
 from skillyard.engine.observer import Fault, LeaseLost, RunResumed
+from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.conftest import ManualClock, Rig
-from tests.unit.engine.fakes import FakeProcess, a_skill, result
+from tests.unit.engine.fakes import a_skill, result
 from tests.unit.engine.network.fake_gate import FakeGate
 from tests.unit.engine.runs.resuming import Deadly, Work, check_work, ended, idle, killed, next_server, only_record
 
@@ -260,7 +261,7 @@ async def _with_secret(
     rig.secrets.values = {"KEY": value}
     half, go_on = asyncio.Event(), asyncio.Event()
 
-    async def tells(process: FakeProcess) -> None:
+    async def tells(process: TwinProcess) -> None:
         process.log(f"it is {value}\n".encode())
         half.set()
         await go_on.wait()
@@ -423,23 +424,6 @@ async def test_refused_run_has_a_failed_record(rig: Rig) -> None:
     assert record.status is RunStatus.FAILED
     assert record.error is not None
     assert record.error["type"] == "MissingSecret"
-
-
-async def test_program_that_dies_has_its_true_outcome(rig: Rig) -> None:
-    half, go_on = asyncio.Event(), asyncio.Event()
-
-    async def dies(process: FakeProcess) -> None:
-        half.set()
-        await go_on.wait()
-        process.end(Ending(Outcome.SIGNAL, signal=11))
-
-    run = await rig.run(dies, detach=True)
-    await asyncio.wait_for(half.wait(), 10)
-    await killed(rig)
-    await next_server(rig)
-    go_on.set()
-    record = await ended(rig, run["run_id"])
-    assert (record.status, record.outcome) == (RunStatus.FAILED, Outcome.SIGNAL)
 
 
 async def _networked(rig: Rig) -> tuple[FakeGate, Work, str]:

@@ -12,8 +12,9 @@ from skillyard.domain.sandbox.guarantees import Level, Protection
 from skillyard.domain.work.record import Ending, Outcome, RunStatus, Usage
 from skillyard.engine import driver
 from skillyard.engine.observer import Fault, RunEnded, RunRefused, RunStarted
+from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.conftest import Rig, playing
-from tests.unit.engine.fakes import FakeProcess, blob, frame, raises, result
+from tests.unit.engine.fakes import blob, frame, raises, result
 
 pytestmark = pytest.mark.anyio
 
@@ -138,7 +139,7 @@ async def test_an_exception_is_a_failed_run(rig: Rig) -> None:
     ],
 )
 async def test_every_outcome_has_its_error_type(rig: Rig, ending: Ending, type_: str, said: str) -> None:
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         process.log(b"so far")
         process.write(blob(1, "text/plain", b"evidence"))
         process.end(ending)
@@ -174,7 +175,7 @@ async def test_limits_that_reach_the_code_as_exceptions(rig: Rig, frame_: bytes,
 
 
 async def test_usage_counts_what_the_backend_gave(rig: Rig) -> None:
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         process.write(result({}))
         usage = Usage(cpu_ms=5, peak_memory_bytes=7, wall_ms=9, startup_ms=2, source="cgroup")
         process.end(Ending(Outcome.EXIT, code=0, usage=usage))
@@ -274,7 +275,7 @@ async def test_events_tell_the_story(rig: Rig) -> None:
 async def test_the_record_exists_before_the_sandbox(rig: Rig) -> None:
     seen: list[RunStatus] = []
 
-    async def script(process: FakeProcess) -> None:
+    async def script(process: TwinProcess) -> None:
         record = await rig.app.ports.records.get(process.id)
         assert record is not None
         seen.append(record.status)
@@ -287,7 +288,8 @@ async def test_the_record_exists_before_the_sandbox(rig: Rig) -> None:
 async def test_a_backend_that_no_longer_answers_ends_as_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "PATIENCE_S", 0.02)
 
-    async def deaf(process: FakeProcess) -> None:
+    async def deaf(process: TwinProcess) -> None:
+        process.deaf = True
         await process.ended
 
     run = await rig.run(deaf, timeout_ms=1)

@@ -15,8 +15,9 @@ from skillyard.domain.sandbox.spec import Owner, Stream
 from skillyard.domain.work.event import MOST_EVENTS
 from skillyard.domain.work.record import Outcome, RunKind, RunRecord, RunStatus
 from skillyard.ports.records import RecordStore
+from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.conftest import Rig
-from tests.unit.engine.fakes import FakeProcess, result
+from tests.unit.engine.fakes import result
 from tests.unit.engine.runs.test_grant import SECRET, secret_skill
 
 pytestmark = pytest.mark.anyio
@@ -31,9 +32,9 @@ class Talking:
 
     def __init__(self) -> None:
         self.began = asyncio.Event()
-        self.process: FakeProcess | None = None
+        self.process: TwinProcess | None = None
 
-    async def __call__(self, process: FakeProcess) -> None:
+    async def __call__(self, process: TwinProcess) -> None:
         self.process = process
         self.began.set()
         await process.ended
@@ -249,7 +250,7 @@ async def test_a_follower_goes_on_behind_what_was_dropped(rig: Rig) -> None:
     talking.say(b"0123456789")
     page = await rig.call("runs.logs", run_id=talking.id, wait_ms=LONG_MS, max_bytes=4)
     assert (page["content"], page["next_offset"], page["dropped"]) == ("0123", 4, 0)
-    talking.process.log_kept_from = 7
+    talking.process.drop(7)
     page = await rig.call("runs.logs", run_id=talking.id, offset=4, wait_ms=LONG_MS)
     assert (page["content"], page["next_offset"], page["dropped"]) == ("789", 10, 3)
     talking.finish()
@@ -267,7 +268,7 @@ async def test_no_part_of_a_secret_stands_beside_a_gap(rig: Rig) -> None:
     before, behind = f"{'a' * 300}{SECRET[:6]}".encode(), f"{SECRET[4:]}{'b' * 300}".encode()
     talking.say(before)
     first = await rig.call("runs.logs", run_id=talking.id, wait_ms=LONG_MS)
-    talking.process.log_kept_from = len(before) + 1000
+    talking.process.drop(len(before) + 1000)
     talking.say(b"x" * 1000 + behind)
     page = await rig.call("runs.logs", run_id=talking.id, offset=first["next_offset"], wait_ms=LONG_MS)
     assert page["dropped"] == 1000 + len(before) - len(first["content"])
@@ -291,7 +292,7 @@ async def test_a_silent_log_answers_when_the_time_is_over(rig: Rig) -> None:
 class Reads:
     """Counts the bytes of the log that are read from the program."""
 
-    def __init__(self, process: FakeProcess) -> None:
+    def __init__(self, process: TwinProcess) -> None:
         self.bytes = 0
         output = process.output
 

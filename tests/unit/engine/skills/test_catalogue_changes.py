@@ -12,9 +12,10 @@ import pytest
 from skillyard.domain.errors import Forbidden, InvalidInput, SkillNotFound, VersionTaken
 from skillyard.domain.principal import Scope
 from skillyard.engine.observer import CatalogueChanged
+from skillyard.testing.twin_sandbox import TwinProcess
 from tests.bundles import a_skill, note_files, skill_files, tar
 from tests.unit.engine.conftest import Rig
-from tests.unit.engine.fakes import FakeProcess, result
+from tests.unit.engine.fakes import result
 from tests.unit.engine.skills.publisher import ANN, BOB, EVE, ROOT, Publisher, publisher
 from tests.unit.engine.skills.test_publishing import put
 
@@ -90,7 +91,7 @@ async def test_the_bytes_of_a_withdrawn_version_cannot_be_published_again(yard: 
 async def test_a_run_goes_on_when_its_version_is_withdrawn(yard: Publisher) -> None:
     begun, go = asyncio.Event(), asyncio.Event()
 
-    async def waiting(process: FakeProcess) -> None:
+    async def waiting(process: TwinProcess) -> None:
         begun.set()
         await go.wait()
         process.write(result({"done": True}))
