@@ -11,6 +11,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from skillyard.config.packages import EnvironmentSettings
+from skillyard.config.profiles import ProfileLimits, ProfileSettings
 from skillyard.runtime import Runtime
 from skillyard.stores.disk import remove_tree
 from skillyard.verify.outside import Outside, opened, outside
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 SKILL, SECRET = "verify.keeper", "VERIFY_SECRET"
 CALLER = "verify.caller"
 """May reach one host, and runs what it is told."""
+NARROW = "verify-narrow"
+"""A profile that allows little."""
 WARM, WARM_MODULES = "verify-warm", ("multiprocessing.process", "secrets", "ssl", "tempfile", "uuid")
 """An environment whose interpreter has imported these ahead."""
 
@@ -113,6 +116,7 @@ async def own_runtime(settings: Settings, place: Path, backend: Backend | None =
             "data_dir": place / "data",
             "skills_dirs": [place / "skills"],
             "network": opened(settings.network),
+            "profiles": {**settings.profiles, NARROW: _narrow()},
             "environments": {**settings.environments, WARM: EnvironmentSettings(preload=WARM_MODULES)},
         }
     )
@@ -127,6 +131,12 @@ async def own_runtime(settings: Settings, place: Path, backend: Backend | None =
                 yield runtime
             finally:
                 del _values[place / "data"], _outsides[place / "data"]
+
+
+def _narrow() -> ProfileSettings:
+    limits = ProfileLimits(timeout_ms=30_000, memory_mb=128)
+    tools = ("run_code", "skills.run_cmd")
+    return ProfileSettings(allowed_tools=tools, skills=(SKILL,), limits=limits, network=())
 
 
 def secret_value(site: Site) -> str:

@@ -76,7 +76,34 @@ def remember():
     _kept.clear()
 """
 
+FOLLOWING = """
+import glob
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+def _send(self, workspace, parts):
+    for path in glob.glob(os.path.join(workspace, *parts)):
+        if os.path.isfile(path):
+            self._left.file(os.open(path, os.O_RDONLY), self._told(parts))
+_Search.send = _send
+"""
+EXPORTED = """
+def _argv(command):
+    exports = "".join(f'export {name}="{value}"\\n' for name, value in command["env"].items())
+    return ["bash", "-c", exports + command["text"]]
+"""
+
 MUTANTS = (
+    Mutant(
+        "following", ("rule: files of commands are no links",), "links are followed, and inputs replace what is there",
+        ("commands-links", "commands-inputs"), {"guest/shell.py": FOLLOWING},
+    ),
+    Mutant(
+        "exported", ("rule: variables of commands are a vector",), "variables are written into the command",
+        ("commands-variables",), {"guest/shell.py": EXPORTED},
+    ),
+    Mutant(
+        "unescaped", ("rule: output cannot hold marks of streams",), "marks in the output of commands stay as they are",
+        ("commands-streams",), {"guest/programs/follower.py": "_ESCAPED = _NUL"},
+    ),
     Mutant(
         "user_namespace", ("user_namespace",), "sandboxes stay in the zygote's user namespace",
         ("privileges-mapped-ids", "namespaces-shared-user"), {WALLS: NO_USER_NAMESPACE}, who="root",

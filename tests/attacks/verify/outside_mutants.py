@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skillyard.domain import foreign_json
-from skillyard.domain.principal import LOCAL
+from skillyard.domain.principal import LOCAL, Principal
 from skillyard.domain.sandbox import frames
 from skillyard.domain.sandbox.frames import FrameLimits, Result
 from skillyard.domain.sandbox.guarantees import Probe
@@ -193,7 +193,38 @@ def cut_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Redaction, "cut", lambda self, text, how, whole=True: self.text(how(text), whole=whole))
 
 
+def any_path(patch: pytest.MonkeyPatch) -> None:
+    from skillyard.domain.work import command
+
+    patch.setattr(command, "_parts", lambda where, text: text.split("/"))
+
+
+def any_tool(patch: pytest.MonkeyPatch) -> None:
+    """A profile is a name alone."""
+    patch.setattr(Principal, "may_call", lambda self, tool: True)
+    patch.setattr(Principal, "require_profile", lambda self, tool="": None)
+
+
+def widest(patch: pytest.MonkeyPatch) -> None:
+    """Runs have the limits of tokens without a profile."""
+    from skillyard.engine.runs.plan import Planner
+
+    patch.setattr(Planner, "_profiled", lambda self, principal, request, family: (principal, family, request.isolation))
+
+
 MUTANTS = (
+    Mutant(
+        "any_path", ("rule: paths of commands lie below /workspace",), "paths of commands are taken as they are",
+        ("commands-paths",), outside=any_path,
+    ),
+    Mutant(
+        "any_tool", ("rule: a profile's tools are all that its tokens have",), "profiles are names alone",
+        ("profiles-tools", "profiles-lacking"), outside=any_tool, short=True,
+    ),
+    Mutant(
+        "widest", ("rule: a profile narrows runs",), "runs of a profile have everybody's limits",
+        ("profiles-widening",), outside=widest,
+    ),
     Mutant(
         "approving", ("rule: an approval is an operator's, of these bytes",), "whatever is published is approved",
         ("publishing-least", "publishing-changed-bytes", "publishing-revoked"), outside=approving, short=True,
@@ -244,11 +275,12 @@ MUTANTS = (
     ),
     Mutant(
         "secrets_for_code", ("rule: a secret is its skill's",), "code gets the secrets of the skills it mounts",
-        ("secrets-mounting",), outside=secrets_for_code,
+        ("secrets-mounting", "commands-secrets"), outside=secrets_for_code,
     ),
     Mutant(
         "one_principal", ("rule: objects are their principal's",), "any caller is taken for the operator",
-        ("principals-stealing", "principals-same-key", "principals-scopes", "publishing-own-approval"),
+        ("principals-stealing", "principals-same-key", "principals-scopes", "publishing-own-approval",
+         "commands-stealing"),
         outside=one_principal, short=True,
     ),
     Mutant(

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from skillyard.testing.attacks import FAMILIES
 from skillyard.testing.attacks.attack import Attack
-from skillyard.verify.families import channel, egress, installation, policy, principals, publishing, secrets
+from skillyard.verify.families import (
+    channel,
+    commands,
+    egress,
+    installation,
+    policy,
+    principals,
+    profiles,
+    publishing,
+    secrets,
+)
 
 _ALL = (
-    *FAMILIES, egress.EGRESS, channel.CHANNEL, channel.RESULTS, secrets.SECRETS, principals.PRINCIPALS,
+    *FAMILIES, egress.EGRESS, channel.CHANNEL, channel.RESULTS, secrets.SECRETS, commands.COMMANDS,
+    principals.PRINCIPALS, profiles.PROFILES,
     publishing.PUBLISHING, installation.RANDOMNESS, installation.BENIGN, policy.POLICY,
 )  # fmt: skip
 _ORDER = (
     "files", "proc", "writing", "special-files", "privileges", "namespaces", "syscalls", "entries", "processes",
-    "network", "egress", "memory", "objects", "limits", "disk", "channel", "results", "secrets", "principals",
-    "publishing", "leftovers", "poisoning", "randomness", "policy", "canaries", "benign",
+    "network", "egress", "memory", "objects", "limits", "disk", "channel", "results", "secrets", "commands",
+    "principals", "profiles", "publishing", "leftovers", "poisoning", "randomness", "policy", "canaries", "benign",
 )  # fmt: skip
 
 
