@@ -165,7 +165,9 @@ class Driver:
         self._active = active
         self._logs = job.redaction if job.command is None else Marked(job.redaction)
         active.redactor, active.network = self._logs.stream, loan.network
-        self._target = _target(tools, job, stable=active.ledger is not None)
+        owner, stable = job.record.principal, active.ledger is not None
+        own = (owner, self._run_id, job.blob_prefix, tools.blob_ttl_s, stable)
+        self._target = BlobTarget(tools.blobs, tools.tasks, *own)
         self._channel = Channel(BlobSink(self._target), job.frames)
         self._parts = self._in_parts()
         self._left: Left | None = None
@@ -494,8 +496,3 @@ class Driver:
 
 class _CancelledEarly(Exception):
     """Somebody cancelled the run before its program was started; the argument is the reason."""
-
-
-def _target(tools: Tools, job: Job, *, stable: bool) -> BlobTarget:
-    owner, run_id = job.record.principal, job.record.run_id
-    return BlobTarget(tools.blobs, tools.tasks, owner, run_id, job.blob_prefix, tools.blob_ttl_s, stable)

@@ -69,6 +69,7 @@ _MENDS = {
     "VersionTaken": "`skillyard skill list NAME --versions` shows what is taken",
     "BlobNotFound": "`skillyard blob list` shows yours",
     "RunNotFound": "`skillyard runs list` shows yours",
+    "TaskNotFound": "`skillyard task list` shows yours",
     "Unauthenticated": "give a token by --token or SKILLYARD_TOKEN; `skillyard token create` makes one",
     "ProtectionMissing": "`skillyard doctor` shows what is missing and the mend",
     "SecretNotFound": "`skillyard secret list` shows the names, and for whom each is",

@@ -19,6 +19,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": (f"{_HERE}.commands.installation", "serve"),
     "run": (f"{_HERE}.commands.run", "run"),
     "exec": (f"{_HERE}.commands.run", "exec_"),
+    "sh": (f"{_HERE}.commands.task", "sh"),
+    "task": (f"{_HERE}.commands.task", "task"),
     "skill": (f"{_HERE}.skill.group", "skill"),
     **{name: (f"{_HERE}.commands.{name}", name) for name in _GROUPS},
     **{name: (f"{_HERE}.commands.backup", name) for name in ("backup", "restore")},
