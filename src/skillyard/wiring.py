@@ -77,6 +77,7 @@ async def open_ports(
     from skillyard.stores.sqlite.database import Database
     from skillyard.stores.sqlite.records import SqliteRecords
     from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
+    from skillyard.stores.sqlite.sessions import SqliteSessions
 
     durable = settings.records.durable
     database = await Database.open(places.database, durable=durable)
@@ -100,6 +101,7 @@ async def open_ports(
         blobs=blobs,
         skills=stores.skills,
         records=SqliteRecords(database),
+        sessions=SqliteSessions(database),
         secrets=rest.secrets,
         secret_audit=SqliteSecretAudit(database),
         approvals=SqliteApprovals(database),

@@ -23,6 +23,8 @@ class CommandMethods(Calls):
         timeout_sec: float | None = None,
         env: Mapping[str, str] | None = None,
         workdir: str | None = None,
+        session_id: str | None = None,
+        wait_ms: int | None = None,
         version: str | None = None,
         language: Language | None = None,
         network: Sequence[str] | None = None,
@@ -36,7 +38,8 @@ class CommandMethods(Calls):
 
         ``inputs`` are ``{"artifact_id": blob, "mount_path": path}``, ``outputs`` are ``{"path": path or pattern,
         "save_as": name}``; the files that came back are ``created_artifacts``, the others ``output_errors``. Paths are
-        relative to ``workdir``: ``skill``, a writable copy of the skill, unless another one is given.
+        relative to ``workdir``: ``skill``, a writable copy of the skill, unless another one is given. Calls with one
+        ``session_id`` share ``/workspace``, one call at a time.
         """
         params = given(
             skill_name=skill_name,
@@ -46,6 +49,8 @@ class CommandMethods(Calls):
             timeout_sec=timeout_sec,
             env=env,
             workdir=workdir,
+            session_id=session_id,
+            wait_ms=wait_ms,
             version=version,
             language=language,
             network=listed(network),
@@ -172,6 +177,17 @@ class CommandMethods(Calls):
         """One page, newest first: ``tasks`` and ``next_cursor``."""
         return await self.call("skills.tasks", given(limit=limit, cursor=cursor, agent=agent))
 
+    async def sessions(
+        self, *, ended: bool = False, all: bool = False, limit: int | None = None, agent: str | None = None
+    ) -> Json:
+        """Returns the sessions of an agent, newest first, with ``ended`` also ended ones."""
+        params = given(ended=ended or None, all=all or None, limit=limit, agent=agent)
+        return await self.call("skills.sessions", params)
+
+    async def end_session(self, session_id: str, *, reason: str | None = None, agent: str | None = None) -> Json:
+        """Ends a session and its call at work. Nothing of its files is left when this returns."""
+        return await self.call("skills.end_session", given(session_id=session_id, reason=reason, agent=agent))
+
 
 class SyncCommandMethods(Waits):
     """:class:`CommandMethods` without ``await``."""
@@ -184,3 +200,5 @@ class SyncCommandMethods(Waits):
     task_logs = blocking(CommandMethods.task_logs)
     task_cancel = blocking(CommandMethods.task_cancel)
     list_tasks = blocking(CommandMethods.list_tasks)
+    sessions = blocking(CommandMethods.sessions)
+    end_session = blocking(CommandMethods.end_session)

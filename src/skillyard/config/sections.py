@@ -15,6 +15,7 @@ from skillyard.config.policy import PolicySettings, SandboxSettings, TrustSettin
 from skillyard.config.profiles import ProfileSettings, named
 from skillyard.config.secrets import SecretSettings
 from skillyard.config.section import MIB, Section
+from skillyard.config.sessions import SessionSettings
 from skillyard.config.storage import BlobSettings, OutputSettings, RecordSettings, SchemaSettings, SkillsSettings
 
 
@@ -75,6 +76,7 @@ class Sections(Section):
     limits: LimitSettings = LimitSettings()
     admission: AdmissionSettings = AdmissionSettings()
     commands: CommandSettings = CommandSettings()
+    sessions: SessionSettings = SessionSettings()
     policy: PolicySettings = PolicySettings()
     sandbox: SandboxSettings = SandboxSettings()
     network: NetworkSettings = NetworkSettings()

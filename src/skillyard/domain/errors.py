@@ -154,6 +154,12 @@ class TaskNotFound(InvalidInput):
     type = "TaskNotFound"
 
 
+class SessionNotFound(InvalidInput):
+    """The agent has no live session of this alias."""
+
+    type = "SessionNotFound"
+
+
 class SecretNotFound(InvalidInput):
     """The secret or its version does not exist."""
 

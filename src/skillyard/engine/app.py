@@ -29,7 +29,7 @@ from skillyard.engine.packages.for_run import RunPackages
 from skillyard.engine.packages.service import PackageService
 from skillyard.engine.packages.steps import Steps
 from skillyard.engine.parts import Parts
-from skillyard.engine.reaper import Ages, Reaper, environments_in_use, repeat
+from skillyard.engine.reaper import Ages, Kept, Reaper, environments_in_use, repeat
 from skillyard.engine.runs.detached import RENEW_S, DetachedRuns
 from skillyard.engine.runs.drain import Drain
 from skillyard.engine.runs.grant import Granter
@@ -38,6 +38,8 @@ from skillyard.engine.runs.plan import Planner
 from skillyard.engine.runs.service import RunService
 from skillyard.engine.runs.waiting import Waiting
 from skillyard.engine.secrets.service import RunSecrets, SecretBook
+from skillyard.engine.sessions.keeping import Keeping
+from skillyard.engine.sessions.service import SessionService
 from skillyard.engine.shares import Admission, Budget, LargeReads
 from skillyard.engine.skills.approval_methods import Approvals
 from skillyard.engine.skills.inspection import Inspection
@@ -58,6 +60,7 @@ from skillyard.ports.publications import PublicationStore
 from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Backend
 from skillyard.ports.secrets import SecretAudit, SecretReader, SecretStore
+from skillyard.ports.sessions import SessionStore
 from skillyard.ports.skills import SkillStore
 
 KEEP_NETWORKS_S = 5.0
@@ -72,6 +75,7 @@ class Ports:
     blobs: BlobStore
     skills: SkillStore
     records: RecordStore
+    sessions: SessionStore
     secrets: SecretStore
     secret_audit: SecretAudit
     clock: Clock
@@ -138,7 +142,7 @@ class App:
         has_gate = ports.gate is not None
         self.strict_params = self.config.strict_params
         self.drain = Drain(self.active, ports.records)
-        commands = CommandService(self.runs, ports.blobs, config.commands)
+        commands = CommandService(self.runs, self.sessions, ports.blobs, config.commands)
         self.task_service = TaskService(
             commands,
             self.runs,
@@ -158,6 +162,7 @@ class App:
             RunService: self.runs,
             CommandService: commands,
             TaskService: self.task_service,
+            SessionService: self.sessions,
             SkillService: self.skills,
             Publisher: self.publisher,
             Approvals: Approvals(
@@ -181,6 +186,8 @@ class App:
         await self.reaper.recover()
         self._background.spawn(self.reaper.sweep_forever(), "sweeper")
         self._background.spawn(repeat(self.detached.renew, RENEW_S), "leases")
+        self._background.spawn(repeat(self.sessions.renew, RENEW_S), "leases of sessions")
+        self._background.spawn(repeat(self.sessions.reap, self.config.sessions.reap_every_s), "reaper of sessions")
         self._background.spawn(self._warm_up(), "warm-up")
         if self.ports.gate is not None:
             self._background.spawn(repeat(self.history.keep_networks, KEEP_NETWORKS_S), "network keeper")
@@ -284,20 +291,25 @@ class App:
         total = config.admission.request_bytes
         each = int(total * (1 - config.admission.reserve))
         requests = Budget(total, each, "too many large requests at once; send bulk data as a blob")
+        holder = f"{os.getpid()}-{os.urandom(8).hex()}"
+        keeping = Keeping(
+            ports.sessions, ports.records, self.backends, ports.clock, ports.ids, emit, config.sessions, holder
+        )
+        self.sessions = SessionService(keeping, self.lender, self.active, ports.clock, emit)
         self.detached = DetachedRuns(
             self.planner,
             granter,
             self.environments,
             self.backends,
-            self.lender,
+            self.sessions,
             requests,
             secrets,
             ports.gate,
             frames,
             tools,
-            f"{os.getpid()}-{os.urandom(8).hex()}",
+            holder,
         )
-        return RunService(self.planner, granter, self.environments, self.lender, requests, self.detached, tools)
+        return RunService(self.planner, granter, self.environments, self.sessions, requests, self.detached, tools)
 
     def _reaper(self, emit: Observer) -> Reaper:
         ports, config, environments = self.ports, self.config, self.environments
@@ -313,7 +325,7 @@ class App:
             self.secrets,
             environments,
             at_work,
-            self.detached,
+            Kept(self.detached, self.sessions),
             ports.gate,
             ports.clock,
             emit,

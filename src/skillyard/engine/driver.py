@@ -306,7 +306,7 @@ class Driver:
             taking = self._tools.tasks.spawn(self._parts.take(process), f"log of {self._run_id}")
         try:
             broken = await self._listen(process)
-            ending = await process.wait()
+            ending = self._loan.own(await process.wait()) if self._loan.session else await process.wait()
             if ending.cut_off and self._ledger is not None:
                 await self._kept.check_gone()
             if taking is not None:
@@ -450,10 +450,9 @@ class Driver:
         """The run was turned away, or our own machinery failed."""
         if not isinstance(error, ProtectionMissing | Busy | IdempotencyConflict):
             self._tools.emit(Fault("run", error, self._run_id))
-        if isinstance(error, SkillyardError):
-            await self._end_early(Failure(error.type, error.message))
-        else:
-            await self._end_early(Failure("SandboxError", "an internal fault ended the run"))
+        internal = ("SandboxError", "an internal fault ended the run")
+        told = (error.type, error.message) if isinstance(error, SkillyardError) else internal
+        await self._end_early(Failure(*told))
 
     async def _end_early(self, failure: Failure) -> None:
         if self._final is None:
@@ -471,7 +470,7 @@ class Driver:
         if process is None:
             return
         await process.kill(self._active.cancel_reason or "")
-        self._found.usage = (await process.wait()).usage
+        self._found.usage = self._loan.own(await process.wait()).usage
         await self._channel.replay()  # listening was interrupted, perhaps within a frame
         await self._listen(process)
         if self._found.log is NO_LOG:

@@ -15,6 +15,7 @@ from typing import Any
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.record import Ending
 from skillyard.engine.backends import Offer
 from skillyard.engine.network.run_network import NetworkGrant, RunNetwork
 from skillyard.engine.observer import Fault, Observer
@@ -59,6 +60,8 @@ class Loan:
         granted = order.network
         self.network = RunNetwork(order.key, granted) if isinstance(granted, NetworkGrant) else granted
         self.sandbox: Sandbox | None = None
+        self.session: str | None = None
+        """The id of the session whose sandbox it is."""
         self.enforced: dict[str, str] = {}
         self.guarantees: dict[str, Any] = {}
         self._order = order
@@ -118,13 +121,16 @@ class Loan:
             self._spec = await network.join(self._spec)
         self._creating = True
         try:
-            self.sandbox = sandbox = await offer.backend.create(self._spec, self._order.key)
+            self.sandbox = sandbox = await self._create(self._order.key)
         except Exception:
             self._creating = False  # nothing is left of it
             raise
         self.enforced = dict(sandbox.enforced)
         self.guarantees = offer.check_walls(self.enforced)
         return sandbox, guest if network is None else await network.enter(sandbox, guest)
+
+    async def _create(self, key: str) -> Sandbox:
+        return await self._order.offer.backend.create(self._spec, key)
 
     async def attach(self) -> Sandbox:
         """Returns the sandbox that the order names, with its network. Raises SandboxGone when it ended, SandboxFault.
@@ -140,6 +146,10 @@ class Loan:
                 self._emit(Fault("gate", error, self._order.key))
         return sandbox
 
+    def own(self, ending: Ending) -> Ending:
+        """Returns the ending of the run's program with the usage of this run alone."""
+        return ending
+
     async def is_gone(self) -> bool:
         """Returns whether the backend holds the sandbox no more. Raises SandboxFault."""
         handle = self._order.handle if self.sandbox is None else self.sandbox.handle
@@ -152,7 +162,7 @@ class Loan:
     async def finish_creating(self) -> None:
         """Gets hold of a sandbox whose creation was interrupted: creating again gives the same one."""
         if self._creating and self.sandbox is None:
-            self.sandbox = await self._order.offer.backend.create(self._spec, self._order.key)
+            self.sandbox = await self._create(self._order.key)
 
     async def end(self) -> Mapping[str, Any] | None:
         """Returns what the network saw when no process, mount or file of the sandbox is left. Can be repeated."""
@@ -191,25 +201,25 @@ class Lender:
     """Lends sandboxes to callers that got a place for one."""
 
     def __init__(self, admission: Admission, tasks: Tasks, emit: Observer) -> None:
-        self._admission = admission
-        self._tasks = tasks
+        self.admission = admission
+        self.tasks = tasks
         self._emit = emit
 
     def check(self, tenant: str, limits: Limits) -> None:
         """Raises Busy or InvalidInput when a sandbox with these limits could not be waited for."""
-        self._admission.check(tenant, limits.memory_mb + limits.disk_mb)
+        self.admission.check(tenant, limits.memory_mb + limits.disk_mb)
 
     def retake(self, tenant: str, limits: Limits) -> Place:
         """Returns the place of a sandbox that an earlier server made, however full the host is."""
-        return self._admission.retake(tenant, limits.memory_mb + limits.disk_mb)
+        return self.admission.retake(tenant, limits.memory_mb + limits.disk_mb)
 
     def give_back(self, place: Place) -> None:
         """Frees a place that was retaken."""
-        self._admission.leave(place)
+        self.admission.leave(place)
 
     def lend(self, order: Order, queued: Queued | None = None) -> Loan:
         """Returns the loan, to be entered.
 
         ``queued`` is called with the number of those that wait when the loan has to wait for its place.
         """
-        return Loan(order, self._admission, self._tasks, self._emit, queued)
+        return Loan(order, self.admission, self.tasks, self._emit, queued)

@@ -60,6 +60,22 @@ class Resumer(Protocol):
     async def resume(self, records: Iterable[RunRecord], *, alone: bool) -> int: ...
 
 
+class Sessions(Protocol):
+    """The sandboxes that are kept for sessions."""
+
+    async def keys(self) -> Collection[str]: ...
+
+    async def recover(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Everything that outlives a server."""
+
+    runs: Resumer
+    sessions: Sessions
+
+
 class Reaper:
     """Settles and sweeps. ``at_work`` tells the keys of the sandboxes that are in use."""
 
@@ -71,7 +87,7 @@ class Reaper:
         secrets: SecretBook,
         environments: Environments,
         at_work: Callable[[], Collection[str]],
-        resumer: Resumer,
+        kept: Kept,
         gate: Gate | None,
         clock: Clock,
         emit: Observer,
@@ -84,7 +100,7 @@ class Reaper:
         self._audit = secrets.audit
         self._environments = environments
         self._at_work = at_work
-        self._resumer = resumer
+        self._resumer, self._sessions = kept.runs, kept.sessions
         self._gate = gate
         self._clock = clock
         self._emit = emit
@@ -98,10 +114,11 @@ class Reaper:
         """
         unfinished = await self._records.unfinished()
         kept = _kept(unfinished)
-        destroyed = await _destroy(await self._survey(), kept)
+        destroyed = await _destroy(await self._survey(), kept | set(await self._sessions.keys()))
         await self._discard_sessions(kept)
         await self._forget_secrets()
         lost = await self._finish((record for record in unfinished if record.owner is Owner.RUN), LOST)
+        await self._sessions.recover()
         resumed = await self._resume(unfinished, alone=True)
         if lost or destroyed or resumed:
             self._emit(Recovered(lost, destroyed, resumed))
@@ -201,7 +218,7 @@ class Reaper:
         held = [(backend, sandbox) for backend, sandbox in await self._survey() if sandbox.age_s > STRAY_AFTER_S]
         known = set(self._at_work())
         if any(sandbox.owner is Owner.TASK for _, sandbox in held):
-            known |= _kept(await self._records.unfinished())
+            known |= _kept(await self._records.unfinished()) | set(await self._sessions.keys())
         return await _destroy(held, known)
 
 

@@ -17,6 +17,7 @@ from skillyard.engine.packages import methods as environment_methods
 from skillyard.engine.runs import drain
 from skillyard.engine.runs import methods as execution
 from skillyard.engine.secrets import methods as secret_methods
+from skillyard.engine.sessions import methods as session_methods
 from skillyard.engine.skills import approval_methods, discovery, inspection
 from skillyard.engine.skills import methods as catalogue_methods
 from skillyard.engine.skills import tools as skill_tools
@@ -29,6 +30,7 @@ METHODS: dict[str, Method[Any]] = {
         execution,
         command_methods,
         task_methods,
+        session_methods,
         blobs,
         policy_methods,
         secret_methods,

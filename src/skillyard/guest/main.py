@@ -10,6 +10,7 @@ import sys
 from . import failure, process, randomness, shell
 from .blobs import Blobs
 from .call import Call, find, finished, forget_code, load_code, load_skill
+from .clearing import clear
 from .errors import SandboxError
 from .frames import Channel
 from .imports import SkillFinder, show_skills
@@ -169,6 +170,8 @@ class _Guest:
             if last := failure.read_last(self.stack_fd):
                 self._notes["stack"] = last
             return b"{}"
+        if request.get("op") == "clear":
+            return _encode({"left": clear(workspace)}).encode()
         if request.get("op") == "command":
             return _encode(shell.run(request, workspace, self._blobs, self._tell)).encode()
         max_bytes = request.get("max_result_bytes", MAX_RESULT_BYTES)
@@ -209,7 +212,11 @@ class _Guest:
         """The request, and the working directory, which is entered."""
         request = json.loads(request_bytes)
         workspace = request.get("workspace", WORKSPACE)
-        os.chdir(workspace)
+        try:
+            os.chdir(workspace)
+        except PermissionError:  # an earlier program of a session left it so
+            os.chmod(workspace, 0o700)
+            os.chdir(workspace)
         show_skills(request)
         for name, value in request["env"].items():
             os.environ[name] = value

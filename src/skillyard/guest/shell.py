@@ -53,7 +53,7 @@ def run(
             os.chdir("/".join([root, *below]) if above == VIEW else workspace)
         except OSError:
             raise SandboxError(f"workdir: the skill has no directory {'/'.join(below)!r}") from None
-    program = argv, {**os.environ, "PATH": _path(), "PWD": os.getcwd(), **command["env"]}
+    program = argv, {**os.environ, "PATH": _path(), "PWD": _here(workspace, command), **command["env"]}
     if "service" not in command:
         return Follower().follow(*program)
     return Service(command["service"], tell).run(Follower(), *program)
@@ -63,7 +63,7 @@ def _fill(workspace: str, root: str, command: Mapping[str, Any], blobs: Blobs) -
     """Makes the view of the skill, brings the inputs, and enters the working directory."""
     top = open_directory(workspace)
     try:
-        _copy_tree(root, top, VIEW)
+        _make_view(root, top, command.get("place", VIEW))
         for blob_id, path in command["inputs"]:
             _bring(top, blobs.path(blob_id), path)
         os.fchdir(_directory(top, command["workdir"].split("/") if command["workdir"] else []))
@@ -111,18 +111,49 @@ def _node(language: str) -> list[str]:
     return argv
 
 
+def _here(workspace: str, command: Mapping[str, Any]) -> str:
+    """Returns the working directory as callers know it, through the link to the view."""
+    view, workdir = command.get("place", VIEW), command["workdir"]
+    if view == VIEW or not f"{workdir}/".startswith(f"{view}/"):
+        return os.getcwd()
+    return f"{workspace}/{VIEW}{workdir[len(view) :]}"
+
+
 def _path() -> str:
     own = os.path.dirname(sys.executable)
     others = os.environ.get("PATH") or os.defpath
     return others if others.split(":")[0] == own else f"{own}:{others}"
 
 
-def _copy_tree(source: str, parent: int, name: str) -> None:
-    """Makes a writable copy of a skill. One that is there already stays."""
+def _make_view(source: str, top: int, view: str) -> None:
+    """Makes a writable copy of a skill, whole or not at all. One that is there already stays."""
+    if not _is_directory(top, view):
+        part = f".part-{os.urandom(8).hex()}"
+        _copy_tree(source, top, part)
+        os.rename(part, view, src_dir_fd=top, dst_dir_fd=top)
+    if view != VIEW:
+        _is_directory(top, VIEW, usable=False)
+        os.symlink(view, VIEW, dir_fd=top)
+
+
+def _is_directory(parent: int, name: str, *, usable: bool = True) -> bool:
+    """Returns whether a directory that can be used is there. Any other thing goes, a directory out of the way."""
     try:
-        os.mkdir(name, 0o755, dir_fd=parent)
-    except FileExistsError:
-        return
+        mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISDIR(mode):
+        os.unlink(name, dir_fd=parent)
+    elif usable:
+        os.chmod(name, stat.S_IMODE(mode) | 0o700, dir_fd=parent)
+        return True
+    else:
+        os.rename(name, f".{name}-{os.urandom(4).hex()}", src_dir_fd=parent, dst_dir_fd=parent)
+    return False
+
+
+def _copy_tree(source: str, parent: int, name: str) -> None:
+    os.mkdir(name, 0o755, dir_fd=parent)
     to, of = open_directory(name, parent), os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _copy_below(of, to)

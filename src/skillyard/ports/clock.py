@@ -31,3 +31,7 @@ class Ids(Protocol):
     def blob(self) -> str:
         """A fresh unguessable ``blob:…`` id."""
         ...
+
+    def session(self) -> str:
+        """A fresh ``ses_…`` id, without a hyphen."""
+        ...

@@ -134,6 +134,13 @@ class Sandbox(Protocol):
         """
         ...
 
+    async def end_files(self) -> None:
+        """Ends the programs that the backend runs in the sandbox for files. Others start when they are needed.
+
+        Then only the caller's own programs are there, of which nothing can reach one of the backend's.
+        """
+        ...
+
 
 class ByteStream(Protocol):
     """A connection to a port of a sandbox."""

@@ -95,6 +95,17 @@ class Files:
         async for piece in checked(self._given({"op": "get", "path": path})):
             yield piece
 
+    async def end(self) -> None:
+        """Ends the program that waits for a request, if one does."""
+        server, self._idle = self._idle, None
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if server is not None:
+            await server.end()
+
     def lost(self) -> None:
         """Forgets the programs of a sandbox that is gone."""
         self._idle = None
@@ -274,7 +285,8 @@ class _Server:
         self._over = True
         self._end.cancel()
         try:
-            await (self._process.close_stdin() if orderly else self._process.kill("the request was given up"))
+            await (self._process.close_stdin() if orderly else self._process.kill("nobody asks it any more"))
+            await self._process.wait()
         except SandboxGone:
             return
 
@@ -410,6 +422,10 @@ class FilesOfSandbox:
 
     def get(self, path: str) -> AsyncIterator[bytes]:
         return self.files.get(self.place(path))
+
+    async def end_files(self) -> None:
+        if self._files is not None:
+            await self._files.end()
 
     def lost_files(self) -> None:
         """Forgets the files program of a sandbox that is gone."""

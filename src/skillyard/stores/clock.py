@@ -30,6 +30,9 @@ class SystemIds:
     def blob(self) -> str:
         return f"blob:{secrets.token_hex(16)}"
 
+    def session(self) -> str:
+        return f"ses_{secrets.token_hex(16)}"
+
 
 @cache
 def _boot() -> str:

@@ -58,12 +58,16 @@ class SeqIds:
     def __init__(self) -> None:
         self._runs = itertools.count(1)
         self._blobs = itertools.count(1)
+        self._sessions = itertools.count(1)
 
     def run(self) -> str:
         return f"run_{next(self._runs)}"
 
     def blob(self) -> str:
         return f"blob:{next(self._blobs)}"
+
+    def session(self) -> str:
+        return f"ses_{next(self._sessions)}"
 
 
 class MemoryRecords:

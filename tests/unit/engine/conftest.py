@@ -34,10 +34,12 @@ from skillyard.stores.sqlite.database import Database
 from skillyard.stores.sqlite.publications import SqlitePublications
 from skillyard.stores.sqlite.records import SqliteRecords
 from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
+from skillyard.stores.sqlite.sessions import SqliteSessions
 from skillyard.testing.memory import MemoryRecords
 from skillyard.testing.memory_blobs import MemoryBlobs
 from skillyard.testing.memory_publications import MemoryApprovals, MemoryPublications
 from skillyard.testing.memory_secrets import MemorySecretAudit, MemorySecrets
+from skillyard.testing.sessions.memory import MemorySessions
 from skillyard.testing.twin_sandbox import Script, TwinBackend, TwinProcess
 from tests.unit.engine.fakes import FakeSkills, succeed
 from tests.unit.engine.network.fake_gate import FakeGate
@@ -150,6 +152,7 @@ def make_app(rig: Rig, config: Sections) -> App:
         blobs=rig.extra["blobs"],
         skills=rig.skills,
         records=rig.extra["records"],
+        sessions=rig.extra["sessions"],
         secrets=rig.secrets,
         secret_audit=rig.extra["secret_audit"],
         approvals=rig.extra["approvals"],
@@ -170,6 +173,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     twins = {
         "blobs": MemoryBlobs(tmp_path, clock, SystemIds()),
         "records": MemoryRecords(),
+        "sessions": MemorySessions(),
         "secret_audit": MemorySecretAudit(),
         "approvals": MemoryApprovals(),
         "publications": MemoryPublications(),
@@ -186,6 +190,7 @@ async def stored_rig(tmp_path: Path) -> AsyncIterator[StoredRig]:
     stores = {
         "blobs": blobs,
         "records": SqliteRecords(database),
+        "sessions": SqliteSessions(database),
         "secret_audit": SqliteSecretAudit(database),
         "approvals": SqliteApprovals(database),
         "publications": SqlitePublications(database),

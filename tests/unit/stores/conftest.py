@@ -11,6 +11,7 @@ import pytest
 
 from skillyard.domain.blob import BlobLimits
 from skillyard.domain.skill.publication import PublicationLimits
+from skillyard.ports import sessions as sessions_port
 from skillyard.ports.approvals import ApprovalStore
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.gate import SessionStore
@@ -27,10 +28,12 @@ from skillyard.stores.sqlite.database import Database
 from skillyard.stores.sqlite.publications import SqlitePublications
 from skillyard.stores.sqlite.records import SqliteRecords
 from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
+from skillyard.stores.sqlite.sessions import SqliteSessions
 from skillyard.testing.memory import ManualClock, MemoryRecords, MemoryTokens, SeqIds
 from skillyard.testing.memory_blobs import MemoryBlobs
 from skillyard.testing.memory_publications import MemoryApprovals, MemoryPublications
 from skillyard.testing.memory_secrets import MemorySecretAudit, MemorySecrets, MemorySessions
+from skillyard.testing.sessions import memory as sessions_twin
 from tests.unit.stores.seal.sealed import own_keys
 
 
@@ -70,6 +73,14 @@ class Makers:
     async def sessions(self) -> AsyncIterator[SessionStore]:
         directory = self._directory()
         yield MemorySessions() if self._twin else SealedSessions(directory / "sessions", own_keys(directory))
+
+    @asynccontextmanager
+    async def kept_sandboxes(self) -> AsyncIterator[sessions_port.SessionStore]:
+        if self._twin:
+            yield sessions_twin.MemorySessions()
+            return
+        async with migrated(self._directory()) as database:
+            yield SqliteSessions(database)
 
     @asynccontextmanager
     async def secrets(self, clock: ManualClock, keep: int) -> AsyncIterator[SecretStore]:

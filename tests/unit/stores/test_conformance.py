@@ -16,6 +16,7 @@ from skillyard.testing import (
     tokens_suite,
 )
 from skillyard.testing.gate_suite import sessions
+from skillyard.testing.sessions import suite as sessions_suite
 
 pytestmark = pytest.mark.anyio
 
@@ -42,6 +43,11 @@ async def test_secrets(check: Any, makers: Any) -> None:
 @each(sessions.CHECKS)
 async def test_sessions(check: Any, makers: Any) -> None:
     await check(makers.sessions)
+
+
+@each(sessions_suite.CHECKS)
+async def test_sessions_of_agents(check: Any, makers: Any) -> None:
+    await check(makers.kept_sandboxes)
 
 
 @each(secret_audit_suite.CHECKS)

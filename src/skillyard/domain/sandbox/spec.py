@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -18,7 +18,7 @@ from skillyard.domain.network.session import Egress
 from skillyard.domain.sandbox.content import Content, HostDirectory
 from skillyard.domain.sandbox.frames import DEFAULT_LIMITS, FrameLimits
 from skillyard.domain.sandbox.guarantees import Demand
-from skillyard.domain.work.command import Command
+from skillyard.domain.work.command import VIEW, Command, Output
 from skillyard.domain.work.limits import Limits
 
 
@@ -309,7 +309,12 @@ class GuestCall:
 def collect_request(blob_prefix: str, limits: FrameLimits, command: Command | None = None) -> dict[str, Any]:
     """Returns the request for a second program in a sandbox. It sends the files that the first left."""
     request = GuestCall(blob_prefix, code="", limits=limits).request() | {"op": "collect", "code": None}
-    return request if command is None else request | {"command": {"outputs": [one.path for one in command.outputs]}}
+    return request if command is None else request | {"command": {"outputs": _places(command, command.outputs)}}
+
+
+def clear_request() -> dict[str, Any]:
+    """Returns the request for a program that clears a sandbox of all but its files."""
+    return GuestCall("blob:0-", code="").request() | {"op": "clear", "code": None, "command": {"outputs": []}}
 
 
 def command_request(call: GuestCall, skill: str, command: Command, *, view: bool = True) -> dict[str, Any]:
@@ -317,6 +322,7 @@ def command_request(call: GuestCall, skill: str, command: Command, *, view: bool
 
     Without ``view`` the skill is not copied, and its own files are the working directory ``skill``.
     """
+    command = command if view else replace(command, view=VIEW)
     return call.request() | {
         "op": "command",
         "code": None,
@@ -326,13 +332,18 @@ def command_request(call: GuestCall, skill: str, command: Command, *, view: bool
             "view": view,
             "language": command.language,
             "text": command.text,
-            "workdir": command.workdir,
+            **({} if command.view == VIEW else {"place": command.view}),
+            "workdir": command.inside(command.workdir),
             "env": dict(command.env),
-            "inputs": [[one.blob_id, one.path] for one in command.inputs],
-            "outputs": [one.path for one in command.outputs],
+            "inputs": [[one.blob_id, command.inside(one.path)] for one in command.inputs],
+            "outputs": _places(command, command.outputs),
             **({} if command.service is None else {"service": command.service.stored()}),
         },
     }
+
+
+def _places(command: Command, outputs: Iterable[Output]) -> list[str]:
+    return [command.inside(one.path) for one in outputs]
 
 
 def encode_request(request: Mapping[str, Any]) -> bytes:

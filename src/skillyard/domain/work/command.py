@@ -21,6 +21,8 @@ VIEW = "skill"
 """The writable view of the skill, below ``/workspace``."""
 MOST_TEXT = 127 * 1024
 """Bytes of one argument of a program (execve(2)), less some for an option before it."""
+VIEWS = ".skill-"
+"""Begins the names of the writable views of a session's skills, below ``/workspace``."""
 MOST_VARIABLES = 64 * 1024
 """Bytes of all variables of a request."""
 _ROOT = "/workspace/"
@@ -66,7 +68,8 @@ class Output:
 class Command:
     """A checked command. ``workdir`` lies below ``/workspace``; it is empty for that directory itself.
 
-    ``service`` is there when it listens, and is None for other commands.
+    ``service`` is there when it listens, and is None for other commands. ``view`` is the place of the skill's writable
+    files, which paths call ``skill``.
     """
 
     text: str
@@ -76,6 +79,7 @@ class Command:
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
     service: Service | None = None
+    view: str = VIEW
 
     @property
     def can_only_read(self) -> bool:
@@ -86,7 +90,21 @@ class Command:
         """Returns the JSON form that :func:`from_stored` takes."""
         plain = {**asdict(self), "env": dict(self.env)}
         del plain["service"]
+        if self.view == VIEW:
+            del plain["view"]
         return plain if self.service is None else {**plain, "service": self.service.stored()}
+
+    def inside(self, path: str) -> str:
+        """Returns the place of a path in the sandbox."""
+        return path if self.view == VIEW else _moved(path, VIEW, self.view)
+
+    def shown(self, path: str) -> str:
+        """Returns the path that callers know a place by."""
+        return path if self.view == VIEW else _moved(path, self.view, VIEW)
+
+
+def _moved(path: str, top: str, to: str) -> str:
+    return to + path[len(top) :] if path == top or path.startswith(f"{top}/") else path
 
 
 def from_stored(stored: Mapping[str, Any]) -> Command:

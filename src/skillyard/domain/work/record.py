@@ -238,6 +238,10 @@ class RunRecord:
     """The secrets that are taken out of its output."""
     agent: str = ""
     """The agent of the project that a command belongs to; empty for other runs."""
+    session: str | None = None
+    """The alias of the session that it runs in; None for a run with a sandbox of its own."""
+    session_life: str | None = None
+    """The id of that session's record, once the run has its sandbox."""
     network_session: str | None = None
     """The key of its session of the gate."""
     service: dict[str, Any] | None = None

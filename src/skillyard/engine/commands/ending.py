@@ -92,6 +92,7 @@ def concluded(
         if number is None or number >= len(command.outputs):
             continue
         kept.add(number)
+        path = command.shown(path)
         filename = command.outputs[number].filename(path)
         made.append({**file, "path": redaction.text(path), "filename": redaction.text(filename)})
     errors = list(_errors(command, found.notes, kept, redaction))
@@ -109,7 +110,7 @@ def _errors(command: Command, notes: Notes, found: set[int], redaction: Redactio
         number, path = _numbered(name)
         if number is not None and number < len(command.outputs):
             told.add(number)
-        yield _error(path, _WHY.get(why, "refused"), redaction)
+        yield _error(command.shown(path), _WHY.get(why, "refused"), redaction)
     for number, output in enumerate(command.outputs):
         if number not in found | told:
             yield _error(output.path, "lost with the sandbox" if notes.lost else "not found", redaction)

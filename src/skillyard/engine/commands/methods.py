@@ -33,6 +33,7 @@ from skillyard.engine.method import (
 )
 from skillyard.engine.runs.methods import COMMON, LIMITS, NETWORK
 from skillyard.engine.schema import Schema
+from skillyard.engine.sessions.methods import SESSION_PARAMS, SESSION_TIMES
 from skillyard.engine.shapes import RUN_LIMITS, USAGE, shape
 
 Params = Mapping[str, Any]
@@ -77,6 +78,7 @@ COMMAND_PARAMS: dict[str, Schema] = {
         STRING, "below /workspace: 'skill' is the writable copy of the skill, '.' /workspace itself",
         default=VIEW, minLength=1, maxLength=512,
     ),
+    **SESSION_PARAMS,
     "version": VERSION,
     "language": described(STRING, f"{' or '.join(LANGUAGES)}", default="bash", maxLength=64),
     "network": NETWORK,
@@ -110,8 +112,9 @@ COMMAND_ANSWER = answer(
         "usage": USAGE,
         "limits": RUN_LIMITS,
         "logs_blob": described(STRING, "the whole output, with marks between its streams"),
+        **SESSION_TIMES,
     },
-    optional="logs_blob",
+    optional="logs_blob session_id expires_at idle_at",
 )
 
 ERRORS = (
@@ -126,13 +129,15 @@ async def run_cmd(service: CommandService, principal: Principal, params: Params)
 TABLE = (
     Method(
         name="skills.run_cmd",
-        doc="Run a shell command in a skill, in a fresh sandbox. A non-zero exit code is an answer, not an error.",
+        doc="Run a shell command in a skill, in a fresh sandbox or in a session."
+        " A non-zero exit code is an answer, not an error.",
         params=obj(COMMAND_PARAMS, "skill_name", "command"),
         example={
             "skill_name": "examples.csv.summarize",
             "command": "wc -l < data.csv > lines.txt; ls",
             "inputs": [{"artifact_id": "blob:EXAMPLE", "mount_path": "data.csv"}],
             "outputs": [{"path": "lines.txt"}],
+            "session_id": "work",
         },
         result=COMMAND_ANSWER,
         scope=Scope.RUN_CODE,

@@ -18,6 +18,7 @@ from skillyard.engine.commands.output import STDERR, STDOUT
 from skillyard.engine.commands.tails import Tail, tails_of
 from skillyard.engine.runs.request import RunRequest
 from skillyard.engine.runs.service import RunService
+from skillyard.engine.sessions.service import SessionService
 from skillyard.ports.blobs import BlobStore
 
 Params = Mapping[str, Any]
@@ -27,8 +28,9 @@ SUCCEEDED, FAILED, CANCELED = "succeeded", "failed", "canceled"
 class CommandService:
     """Runs commands for callers that wait for their end. ``settings`` bound what they may ask for."""
 
-    def __init__(self, runs: RunService, blobs: BlobStore, settings: CommandSettings) -> None:
+    def __init__(self, runs: RunService, sessions: SessionService, blobs: BlobStore, settings: CommandSettings) -> None:
         self._runs = runs
+        self._sessions = sessions
         self._blobs = blobs
         self._settings = settings
 
@@ -59,6 +61,8 @@ class CommandService:
             detach=task,
             command=command,
             agent=agent,
+            session=self._sessions.alias_of(params.get("session_id")),
+            wait_ms=self._sessions.wait_ms_of(params.get("wait_ms")),
         )
 
     def _timeout_ms(self, asked: float | None, limits: Mapping[str, Any], *, task: bool) -> int:
@@ -117,7 +121,12 @@ class CommandService:
             "usage": record.usage,
             "limits": record.limits,
             **({"logs_blob": record.logs_blob} if record.logs_blob else {}),
+            **await self.session_of(record),
         }
+
+    async def session_of(self, record: RunRecord) -> dict[str, Any]:
+        """Returns what an answer about a command says of its session; empty without one."""
+        return await self._sessions.times(record.session, record.session_life)
 
     async def _tails(self, record: RunRecord, most: dict[str, int]) -> tuple[dict[str, Tail], bool]:
         """Returns the ends of both streams, and whether there was output that is not kept any more."""

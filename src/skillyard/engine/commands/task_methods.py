@@ -149,7 +149,7 @@ async def run_cmd_async(service: TaskService, principal: Principal, params: Para
         "provider": record.isolation,
         "mode": BATCH,
         "status": status_of(record),
-        "session_id": None,
+        "session_id": record.session,
         "workdir": params["workdir"],
         "skill_name": record.skill,
         "version": record.version,

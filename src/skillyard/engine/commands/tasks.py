@@ -192,6 +192,7 @@ class TaskService:
             "created_artifacts": [] if live else [artifact(file) for file in record.files],
             "output_errors": result.get("output_errors", []),
             "session_id": None,
+            **await self._commands.session_of(record),
             "error_message": "" if live or status == SUCCEEDED else record.reason,
             "exposed_endpoints": [],
             "exposed_endpoints_active": False,

@@ -22,9 +22,10 @@ from skillyard.domain.sandbox.spec import Owner, SandboxSpec
 from skillyard.domain.work.lease import Lease
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Outcome, RunRecord, RunStatus
+from skillyard.domain.work.session import SessionKey
 from skillyard.engine.backends import Backends
 from skillyard.engine.driver import ActiveRun, Driver, Tools
-from skillyard.engine.lending import Lender, Order
+from skillyard.engine.lending import Order
 from skillyard.engine.network.run_network import RunNetwork
 from skillyard.engine.observer import Fault, LeaseLost, RunEnded, RunQueued, RunResumed
 from skillyard.engine.packages.environments import Environments
@@ -36,6 +37,7 @@ from skillyard.engine.runs.request import RunRequest
 from skillyard.engine.runs.task_record import Brief, TaskLedger
 from skillyard.engine.secrets.redact import NOTHING, Blackout, Redaction, of_hosts
 from skillyard.engine.secrets.service import RunSecrets
+from skillyard.engine.sessions.service import SessionService
 from skillyard.engine.shares import Budget, Place
 from skillyard.ports.gate import Gate
 
@@ -56,7 +58,7 @@ class DetachedRuns:
         granter: Granter,
         environments: Environments,
         backends: Backends,
-        lender: Lender,
+        sessions: SessionService,
         requests: Budget,
         secrets: RunSecrets,
         gate: Gate | None,
@@ -68,7 +70,7 @@ class DetachedRuns:
         self._granter = granter
         self._environments = environments
         self._backends = backends
-        self._lender = lender
+        self._sessions, self._lender = sessions, sessions.lender
         self._requests = requests
         self._secrets = secrets
         self._gate = gate
@@ -296,9 +298,9 @@ class DetachedRuns:
         spec = replace(grant.spec, owner=Owner.TASK)
         network = None if grant.network is None else replace(grant.network, kept=True)
         order = Order(plan.run_id, plan.principal.name, plan.offer, spec, network, accepted=True)
-        async with self._lender.lend(order, partial(self._queued, plan)) as loan:
+        async with self._sessions.lend(plan, grant, order, partial(self._queued, plan)) as loan:
             active.interrupt = None
-            job = job_of(plan, grant, tools.network)
+            job = job_of(plan, grant, tools.network, loan.session)
             session = None if grant.network is None else plan.run_id
             record = replace(job.record, secrets=secrets, network_session=session)
             await Driver(tools, replace(job, record=record), loan, active).run()
@@ -314,7 +316,7 @@ class DetachedRuns:
         spec = SandboxSpec(limits=job.limits, owner=Owner.TASK)
         network = self._network(record, hosts)
         order = Order(record.run_id, record.principal, offer, spec, network, handle=record.sandbox)
-        async with self._lender.lend(order) as loan:
+        async with self._sessions.resume(order, _session_of(record)) as loan:
             await Driver(self._tools, job, loan, active).resume()
 
     async def _resumed_job(self, record: RunRecord, brief: Brief) -> tuple[Job, Redaction]:
@@ -370,6 +372,12 @@ class DetachedRuns:
 
     def _queued(self, plan: Plan, waiting: int) -> None:
         self._tools.emit(RunQueued(plan.run_id, plan.principal.name, waiting))
+
+
+def _session_of(record: RunRecord) -> SessionKey | None:
+    """Returns the session in whose sandbox a run's program was started."""
+    alias = record.session
+    return None if record.session_life is None or alias is None else SessionKey(record.project, record.agent, alias)
 
 
 def _ledger(active: ActiveRun) -> TaskLedger:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import Any
 
@@ -303,10 +303,11 @@ class Job:
     command: Command | None = None
 
 
-def job_of(plan: Plan, grant: Grant, network: NetworkSettings) -> Job:
-    """Returns the job of a run that begins."""
+def job_of(plan: Plan, grant: Grant, network: NetworkSettings, session: str | None = None) -> Job:
+    """Returns the job of a run that begins, in a session or without one."""
+    record = first_record(plan, grant.environment, grant.digests, grant.needs)
     return Job(
-        record=first_record(plan, grant.environment, grant.digests, grant.needs),
+        record=record if session is None else replace(record, session_life=session),
         guest=grant.guest,
         limits=plan.limits,
         redaction=grant.redaction,

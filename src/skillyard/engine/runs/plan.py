@@ -7,7 +7,7 @@ Everything in this file answers to the caller's request as such. An error is one
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from skillyard.config.profiles import ProfileSettings, bound
@@ -23,6 +23,7 @@ from skillyard.domain.principal import Principal
 from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import Mount
 from skillyard.domain.skill.skill import Skill, SkillKind
+from skillyard.domain.work.command import VIEWS
 from skillyard.domain.work.limits import MINIMUM, LimitFamily, Limits
 from skillyard.domain.work.record import RunKind, RunRecord
 from skillyard.engine.backends import Backends, Offer
@@ -32,6 +33,8 @@ from skillyard.engine.skills.service import SkillService
 from skillyard.engine.skills.standings import UNMOUNTED, RunTrust
 from skillyard.ports.blobs import BlobInfo, BlobStore
 from skillyard.ports.clock import Clock, Ids
+
+_SHORT = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,8 @@ class Planner:
         named = request.skill is not None or request.mount_skills
         of, skills, trust = await self._find_skills(principal, request) if named else (None, (), UNMOUNTED)
         skill = of if request.command is None else None
+        if request.session is not None:
+            request = _in_session(request, of)
         ids = enumerate(request.input_blobs)
         blobs = tuple([await owned_blob(self._blobs, principal, id, f"input_blobs[{i}]") for i, id in ids])
         return Plan(
@@ -164,6 +169,14 @@ class Planner:
                 _executable(skill)
         skills = await self._skills.mounted(principal, skill, request.mount_skills)
         return skill, skills, await self._skills.standings.of(skills)
+
+
+def _in_session(request: RunRequest, skill: Skill | None) -> RunRequest:
+    """Returns a request with a place of its own for the writable files of this skill."""
+    if request.command is None or skill is None:
+        return request
+    view = f"{VIEWS}{skill.name}-{skill.digest[:_SHORT]}"
+    return replace(request, command=replace(request.command, view=view))
 
 
 def _executable(skill: Skill) -> None:

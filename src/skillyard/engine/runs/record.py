@@ -208,6 +208,7 @@ def first_record(plan: Plan, environment: str, digests: dict[str, Any], needs: d
         request_digest=request.digest() if request.idempotency_key else "",
         labels=dict(request.labels),
         agent=request.agent,
+        session=request.session,
         service=None if service is None else service.begun(),
     )
 

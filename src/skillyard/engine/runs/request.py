@@ -56,6 +56,10 @@ class RunRequest:
     command: Command | None = None
     agent: str = ""
     """The agent that a command belongs to; empty for other runs."""
+    session: str | None = None
+    """The alias of the session that it runs in; None for a sandbox of its own."""
+    wait_ms: int = 0
+    """How long it waits for that session while another run has it."""
     weight: int = field(init=False, compare=False)
     """Bytes that it may take while it is held: its text, and the values that were made of it."""
 
@@ -83,6 +87,7 @@ class RunRequest:
             *([] if self.network is None else [[rule.text for rule in self.network]]),
             *([{"packages": self.packages}] if self.packages else []),
             *([] if self.command is None else [self._command()]),
+            *([] if self.session is None else [{"session": self.session}]),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -96,7 +101,8 @@ class RunRequest:
         plain = {name: getattr(self, name) for name in _STORED}
         rules = None if self.network is None else [rule.text for rule in self.network]
         command = {} if self.command is None else {"command": self.command.stored(), "agent": self.agent}
-        return {**plain, "kind": self.kind.value, "network": rules, "labels": dict(self.labels), **command}
+        session = {} if self.session is None else {"session": self.session}
+        return {**plain, "kind": self.kind.value, "network": rules, "labels": dict(self.labels), **command, **session}
 
     def _entrypoint(self) -> str | list[str] | None:
         """Versions before had ``main`` as the default, and a call is repeated across an upgrade."""
@@ -135,6 +141,7 @@ def from_stored(stored: Mapping[str, Any]) -> RunRequest:
         labels=stored["labels"],
         command=stored_command(stored["command"]) if "command" in stored else None,
         agent=stored.get("agent", ""),
+        session=stored.get("session"),
         **plain,
     )
 

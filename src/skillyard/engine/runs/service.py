@@ -14,7 +14,7 @@ from skillyard.domain.principal import Principal
 from skillyard.domain.sandbox.spec import Owner
 from skillyard.domain.work.record import Outcome, RunRecord
 from skillyard.engine.driver import ActiveRun, Driver, Tools
-from skillyard.engine.lending import Lender, Order
+from skillyard.engine.lending import Loan, Order
 from skillyard.engine.observer import RunEnded, RunQueued, RunRefused
 from skillyard.engine.packages.environments import Environments
 from skillyard.engine.runs.detached import DetachedRuns
@@ -23,6 +23,7 @@ from skillyard.engine.runs.grant import Grant, Granter, job_of
 from skillyard.engine.runs.plan import Plan, Planner
 from skillyard.engine.runs.record import ended, first_record, run_object
 from skillyard.engine.runs.request import RunRequest
+from skillyard.engine.sessions.service import SessionService
 from skillyard.engine.shares import Budget
 from skillyard.ports.records import RecordStore
 
@@ -105,7 +106,7 @@ class RunService:
         planner: Planner,
         granter: Granter,
         environments: Environments,
-        lender: Lender,
+        sessions: SessionService,
         requests: Budget,
         detached: DetachedRuns,
         tools: Tools,
@@ -113,7 +114,7 @@ class RunService:
         self._planner = planner
         self._granter = granter
         self._environments = environments
-        self._lender = lender
+        self._sessions, self._lender = sessions, sessions.lender
         self._requests = requests
         self._detached = detached
         self._tools = tools
@@ -208,13 +209,19 @@ class RunService:
         order = Order(plan.run_id, plan.principal.name, plan.offer, grant.spec, grant.network)
         loan = None
         try:
-            async with self._lender.lend(order, partial(self._queued, plan)) as loan:
-                job = job_of(plan, grant, self._tools.network)
+            async with self._loan_of(plan, grant, order) as loan:
+                job = job_of(plan, grant, self._tools.network, loan.session)
                 return await Driver(self._tools, job, loan, ActiveRun(plan.run_id, plan.principal.name)).run()
         except SkillyardError as error:
             if loan is None:
                 self._turned_away(plan.principal, plan.request, error)
             raise
+
+    def _loan_of(self, plan: Plan, grant: Grant, order: Order) -> Loan:
+        queued = partial(self._queued, plan)
+        if plan.request.session is None:
+            return self._lender.lend(order, queued)
+        return self._sessions.lend(plan, grant, order, queued)
 
     def _turned_away(self, principal: Principal, request: RunRequest, error: SkillyardError) -> None:
         """Tells observers of a run that has no record."""

@@ -68,6 +68,7 @@ _MENDS = {
     "BundleRefused": "`skillyard skill validate` tells more",
     "VersionTaken": "`skillyard skill list NAME --versions` shows what is taken",
     "BlobNotFound": "`skillyard blob list` shows yours",
+    "SessionNotFound": "`skillyard session list` shows those of your agent",
     "RunNotFound": "`skillyard runs list` shows yours",
     "TaskNotFound": "`skillyard task list` shows yours",
     "Unauthenticated": "give a token by --token or SKILLYARD_TOKEN; `skillyard token create` makes one",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,11 +69,22 @@ class TwinSandbox(FilesOfTwin):
             raise SandboxGone(f"there is no sandbox {self.handle}")
         if not self.processes or not self.spec.single:
             request = program.request if isinstance(program, Guest) else {}
+            if request.get("op") == "clear":
+                self.backend.clears += 1
+                return self._clear
             self.backend.started.append(Started(self.spec, request, timeout_ms))
             return self.backend.script
         if self.backend.left is None:
             raise SandboxGone("it ended with its program")
         return self.backend.left
+
+    async def _clear(self, process: TwinProcess) -> None:
+        """Clears it as the guest does, and says so."""
+        for name in ("tmp", "dev/shm"):
+            for entry in await self.entries(f"/{name}"):
+                self.files.remove(f"/{name}/{entry.name}")
+        told = json.dumps({"left": self.backend.not_cleared}).encode()
+        process.write(b"R" + len(told).to_bytes(4) + told)
 
     async def process(self, id: str) -> TwinProcess:
         if id not in self.processes:
@@ -129,6 +141,10 @@ class TwinBackend:
         self.faulty: dict[str, str] = {}
         """Modules that cannot be imported ahead, and why."""
         self.started: list[Started] = []
+        self.clears = 0
+        """How often a sandbox was cleared for the next program."""
+        self.not_cleared: list[str] = []
+        """Names that each clearing leaves."""
         self.destroyed: list[str] = []
         self.prepared: list[SandboxSpec] = []
         self._host = host or TwinHost()

@@ -222,6 +222,9 @@ class FilesOfTwin:
     async def remove(self, path: str) -> None:
         self.files.remove(path)
 
+    async def end_files(self) -> None:
+        """Does nothing: no program serves a twin's files."""
+
     async def put(self, path: str, chunks: AsyncIterator[bytes]) -> None:
         if path not in WRITABLE:
             self.files.make_directory(path)

@@ -1,0 +1,1 @@
+"""Sessions: sandboxes that are kept for several runs of one agent."""

@@ -1,0 +1,339 @@
+"""The records of live sessions, and each step of one: begun, ready, released, ended.
+
+Every step is written down before it is taken, by compare-and-set. So whatever dies, the next server knows what to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from skillyard.config.sessions import SessionSettings
+from skillyard.domain.errors import Forbidden, SandboxCutOff, SandboxFault, SandboxGone, SkillyardError
+from skillyard.domain.work.lease import Lease
+from skillyard.domain.work.record import Ending
+from skillyard.domain.work.session import SessionKey, SessionRecord, SessionState
+from skillyard.engine.backends import Backends, Offer
+from skillyard.engine.lending import PATIENCE_S
+from skillyard.engine.observer import Fault, Observer
+from skillyard.engine.sessions.sandbox import clear, end_programs
+from skillyard.engine.sessions.turns import Turns
+from skillyard.ports.clock import Clock, Ids
+from skillyard.ports.records import RecordStore
+from skillyard.ports.sandbox import Sandbox
+from skillyard.ports.sessions import SessionStore
+
+LEASE_S = 90.0
+IDLE, HARD, LOST, SERVER = "idle", "hard", "lost", "server"
+"""Those that end a session beside principals."""
+_TRIES = 8
+_GONE = "its sandbox ended while it was not used"
+_UNMADE = "its server ended while it was made"
+_REBOOTED = "the machine was restarted"
+
+Change = Callable[[SessionRecord], SessionRecord]
+Cancel = Callable[[str, str], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One run's use of a session. ``least`` tells why the run gets the least rights; ``rights`` whether it has more.
+
+    ``wait_ms`` is None for a run that was promised already, and waits for any time.
+    """
+
+    key: SessionKey
+    principal: str
+    run_id: str
+    wait_ms: float | None
+    skills: tuple[str, ...] = ()
+    least: str = ""
+    rights: bool = False
+
+
+class Keeping:
+    """Keeps sessions under leases of ``holder``."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        records: RecordStore,
+        backends: Backends,
+        clock: Clock,
+        ids: Ids,
+        emit: Observer,
+        settings: SessionSettings,
+        holder: str,
+    ) -> None:
+        self.store = store
+        self.turns = Turns(settings.waiting)
+        self.settings = settings
+        self._records = records
+        self._backends = backends
+        self._clock = clock
+        self._ids = ids
+        self._emit = emit
+        self.holder = holder
+        self.cleared: dict[str, Ending] = {}
+        """The ending of the program that cleared a session last: what its sandbox had used by then."""
+
+    async def begin(self, use: Use) -> SessionRecord:
+        """Returns the session, which the run has from now on. The caller has its turn.
+
+        Raises Busy, QuotaExceeded, and Forbidden for a run with rights where skills without them left files.
+        """
+        for _ in range(_TRIES):
+            session = await self.store.open(self._new(use), self.settings.most_each)
+            if session.call == use.run_id:
+                return session
+            if (over := await self._over(session)) is not None:
+                await self.end(session, *over)
+                continue
+            if session.call is not None:
+                await self._settle_left(session)
+                continue
+            self._refuse_mixing(session, use)
+            taken = replace(
+                session,
+                call=use.run_id,
+                lease=self.lease(),
+                untrusted=session.untrusted or use.least,
+                skills=tuple(sorted({*session.skills, *use.skills})),
+            )
+            if (mine := await self.store.change(taken)) is not None:
+                return mine
+        raise self.turns.busy(use.key)
+
+    async def stands(
+        self, session: SessionRecord, sandbox: Sandbox, isolation: str, fit: str, disk_mb: int
+    ) -> SessionRecord:
+        """Notes the sandbox of a session, which is ready with the first one. Raises SandboxGone when it was ended."""
+        now = self._clock.boottime()
+
+        def stood(held: SessionRecord) -> SessionRecord:
+            state = SessionState.READY if held.state is SessionState.CREATING else held.state
+            ready_at = now if held.ready_at is None else held.ready_at
+            return replace(
+                held, sandbox=sandbox.handle, isolation=isolation, fit=fit, disk_mb=disk_mb,
+                state=state, ready_at=ready_at, used_at=now,
+            )  # fmt: skip
+
+        return await self._changed(session, stood)
+
+    async def makes(self, session: SessionRecord) -> SessionRecord:
+        """Notes that another sandbox is about to be made. Raises SandboxGone when the session was ended."""
+        return await self._changed(session, lambda held: replace(held, sandboxes=held.sandboxes + 1))
+
+    async def release(self, session: SessionRecord) -> None:
+        """Notes that its run is over and its sandbox cleared. A session that drains ends with it."""
+        now = self._clock.boottime()
+
+        def freed(held: SessionRecord) -> SessionRecord:
+            return replace(held, call=None, lease=None, used_at=now, runs=held.runs + 1)
+
+        with suppress(SandboxGone):
+            session = await self._changed(session, freed)
+            if session.state is SessionState.DRAINING:
+                await self.end(session, session.ended_by, session.reason)
+
+    async def end(self, session: SessionRecord, by: str, reason: str) -> bool:
+        """Ends a session: lets no call begin, destroys its sandbox, then writes that down.
+
+        Returns False where its sandbox could not be destroyed: a later look tries again.
+        """
+
+        def ended(held: SessionRecord) -> SessionRecord:
+            return replace(held, state=SessionState.ENDED, ended_at=self._clock.now(), call=None, lease=None)
+
+        try:
+            session = await self.drain(session, by, reason)
+            await self._destroy(session)
+            await self._changed(session, ended)
+        except SandboxGone:
+            return True  # somebody else ended it
+        except (SkillyardError, TimeoutError) as error:
+            self._emit(Fault("session", error, session.session_id))
+            return False
+        self.cleared.pop(session.session_id, None)
+        return True
+
+    async def drain(self, session: SessionRecord, by: str, reason: str) -> SessionRecord:
+        """Lets no further call begin. Raises SandboxGone when it has ended."""
+
+        def draining(held: SessionRecord) -> SessionRecord:
+            told = (held.ended_by, held.reason) if held.state is SessionState.DRAINING else (by, reason)
+            return replace(held, state=SessionState.DRAINING, ended_by=told[0], reason=told[1])
+
+        return await self._changed(session, draining)
+
+    async def ended_by(self, session: SessionRecord, by: str, reason: str, cancel: Cancel) -> SessionRecord:
+        """Returns a session that somebody ended. Its run is cancelled first. Raises SandboxFault, to be tried again."""
+        with suppress(SandboxGone):
+            session = await self.drain(session, by, reason)
+            if session.call is not None:
+                await cancel(session.call, f"the session '{session.key.alias}' is ended: {reason}")
+        await self.turns.enter(session.key, None)
+        try:
+            done = await self.end(session, by, reason)
+        finally:
+            self.turns.leave(session.key)
+        found = await self.store.get(session.session_id)
+        if not done or found is None or found.live:
+            raise SandboxFault("the sandbox of the session could not be ended; it will be tried again")
+        return found
+
+    async def touched(self, key: SessionKey) -> SessionRecord | None:
+        """Returns the live session of a key, used now. None where there is none."""
+        session = await self.store.find(key)
+        if session is None or session.boot != self._clock.boot() or self.due(session) is not None:
+            return None
+        with suppress(SandboxGone):
+            return await self._changed(session, lambda held: replace(held, used_at=self._clock.boottime()))
+        return None
+
+    async def settle(self, session: SessionRecord) -> None:
+        """Clears and frees a session whose run is over, which its server could not do."""
+        try:
+            sandbox = await self._attached(session)
+            async with asyncio.timeout(PATIENCE_S):
+                call = session.call or ""
+                await end_programs(sandbox, (call, f"{call}-left"))
+                await self.clear(session, sandbox)
+        except SandboxCutOff as error:  # a later look tries again
+            self._emit(Fault("session", error, session.session_id))
+        except SandboxGone:
+            await self.end(session, LOST, _GONE)
+        except (SkillyardError, TimeoutError) as error:
+            await self.end(session, SERVER, str(error) or "it could not be cleared in time")
+        else:
+            await self.release(session)
+
+    async def clear(self, session: SessionRecord, sandbox: Sandbox) -> None:
+        """Raises SandboxFault for a sandbox that cannot be cleared."""
+        # The id is new each time: an earlier server may have cleared it for the same run.
+        ending = await clear(sandbox, f"clear-{self._ids.run()}")
+        self.cleared[session.session_id] = ending
+
+    async def lost(self, session: SessionRecord) -> str:
+        """Returns why the sandbox of a session is not there any more; empty where it is.
+
+        Raises SandboxFault where nobody can tell.
+        """
+        if session.boot != self._clock.boot():
+            return _REBOOTED
+        if session.sandbox is None:
+            return _UNMADE if session.call else ""
+        try:
+            await (await self.offer(session.isolation)).backend.attach(session.sandbox)
+        except SandboxCutOff as error:
+            raise SandboxFault(error.message) from error
+        except SandboxGone:
+            return _GONE
+        return ""
+
+    def free(self, session: SessionRecord) -> bool:
+        """Returns whether no other server has it now, by its lease."""
+        lease = session.lease
+        if lease is None or lease.holder == self.holder:
+            return True
+        return not lease.held(self._clock.boot(), self._clock.boottime())
+
+    async def has_run(self, session: SessionRecord) -> bool:
+        """Returns whether its run is at work, or will be gone on with."""
+        record = None if session.call is None else await self._records.get(session.call)
+        return record is not None and record.status.live
+
+    async def offer(self, isolation: str) -> Offer:
+        """Returns the backend of a session's sandbox. Raises SandboxGone when it is not configured any more."""
+        offer = await self._backends.named(isolation)
+        if offer is None:
+            raise SandboxGone(f"the isolation '{isolation}' that it had is not configured any more")
+        return offer
+
+    def due(self, session: SessionRecord) -> tuple[str, str] | None:
+        """Returns who ends a session that has no run, and why, when its time is over."""
+        now = self._clock.boottime()
+        if session.state is SessionState.DRAINING:
+            return session.ended_by, session.reason
+        if now >= session.hard_until:
+            return HARD, f"its {session.hard_s:g} seconds are over (sessions.hard_ttl_s)"
+        if session.call is None and now >= session.idle_until:
+            return IDLE, f"nobody used it for {session.idle_s:g} seconds (sessions.idle_ttl_s)"
+        return None
+
+    def lease(self) -> Lease:
+        """Returns a lease of this server from now on."""
+        return Lease(self.holder, self._clock.boot(), self._clock.boottime() + LEASE_S)
+
+    async def _over(self, session: SessionRecord) -> tuple[str, str] | None:
+        if session.boot != self._clock.boot():
+            return LOST, _REBOOTED
+        if session.call is None and (due := self.due(session)) is not None:
+            return due
+        if session.sandbox is None and session.call is None:
+            return None
+        if session.call is not None and await self.has_run(session):
+            return None
+        why = await self.lost(session)
+        return (LOST, why) if why else None
+
+    async def _settle_left(self, session: SessionRecord) -> None:
+        """Raises Busy for a session whose run is at work."""
+        if not self.free(session) or await self.has_run(session):
+            raise self.turns.busy(session.key)
+        await self.settle(session)
+
+    def _refuse_mixing(self, session: SessionRecord, use: Use) -> None:
+        """Raises Forbidden where files of one skill may steer the programs of another."""
+        if session.untrusted and use.rights:
+            rule = f"session_id: files of skills without approval are in the session '{use.key.alias}', and this run"
+            remedy = f"would get secrets or a network: {session.untrusted}, or use another session"
+            raise Forbidden(f"{rule} {remedy}")
+
+    def _new(self, use: Use) -> SessionRecord:
+        clock, settings = self._clock, self.settings
+        return SessionRecord(
+            session_id=self._ids.session(),
+            key=use.key,
+            principal=use.principal,
+            created_at=clock.now(),
+            boot=clock.boot(),
+            used_at=clock.boottime(),
+            idle_s=settings.idle_ttl_s,
+            hard_s=settings.hard_ttl_s,
+        )
+
+    async def _attached(self, session: SessionRecord) -> Sandbox:
+        if why := await self.lost(session):
+            raise SandboxGone(why)
+        assert session.sandbox is not None, "it is not lost"
+        return await (await self.offer(session.isolation)).backend.attach(session.sandbox)
+
+    async def _destroy(self, session: SessionRecord) -> None:
+        """Ends every sandbox that was made for a session, also those that no record has. Raises SandboxFault."""
+        mine = f"{session.session_id}-"
+        async with asyncio.timeout(PATIENCE_S):
+            for backend in self._backends:
+                for held in await backend.survey():
+                    if held.key.startswith(mine):
+                        await backend.destroy(held.handle)
+
+    async def _changed(self, session: SessionRecord, change: Change) -> SessionRecord:
+        """Returns the session after ``change``. Raises SandboxGone when it was ended."""
+        held: SessionRecord | None = session
+        for _ in range(_TRIES):
+            if held is None or not held.live:
+                raise SandboxGone(_why(held))
+            changed = await self.store.change(change(held))
+            if changed is not None:
+                return changed
+            held = await self.store.get(session.session_id)
+        raise SandboxFault("the record of the session changes all the time")
+
+
+def _why(session: SessionRecord | None) -> str:
+    if session is None:
+        return "the session is not there any more"
+    return f"the session was ended by {session.ended_by}: {session.reason}"

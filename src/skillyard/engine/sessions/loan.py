@@ -1,0 +1,193 @@
+"""The loan of a session's sandbox to one run. To its driver it is like that of a sandbox made for the run alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from skillyard.domain.errors import SandboxCutOff, SandboxGone, SkillyardError
+from skillyard.domain.work.record import Ending, Usage
+from skillyard.domain.work.session import SessionRecord
+from skillyard.engine.lending import PATIENCE_S, Loan, Order, Queued
+from skillyard.engine.observer import Fault, Observer
+from skillyard.engine.sessions.keeping import LOST, SERVER, Keeping, Use
+from skillyard.engine.sessions.sandbox import INPUTS, bring, end_programs, fit_of, kept_spec, move
+from skillyard.engine.shares import Admission
+from skillyard.engine.tasks import Tasks
+from skillyard.ports.sandbox import Sandbox
+
+
+class SessionLoan(Loan):
+    """The block begins with the run's turn in the session. When it is left, the sandbox is cleared and stays."""
+
+    def __init__(
+        self,
+        order: Order,
+        admission: Admission,
+        tasks: Tasks,
+        emit: Observer,
+        queued: Queued | None,
+        keeping: Keeping,
+        use: Use,
+    ) -> None:
+        super().__init__(order, admission, tasks, emit, queued)
+        self._keeping = keeping
+        self._use = use
+        self._held: SessionRecord | None = None
+        self._before: Ending | None = None
+        """The ending that the sandbox told last, before this run."""
+        self._began: float | None = None
+        self._standing: asyncio.Task[Sandbox] | None = None
+
+    async def __aenter__(self) -> Loan:
+        """Raises also what :meth:`Keeping.begin` raises."""
+        await self._keeping.turns.enter(self._use.key, self._use.wait_ms)
+        try:
+            self._held = await self._tasks.shielded(self._begin(), f"session of {self._use.run_id}")
+            self.session = self._held.session_id
+            return await super().__aenter__()
+        except BaseException:
+            await self._tasks.shielded(self._turned_away(), f"end of {self._use.run_id}")
+            raise
+
+    async def _begin(self) -> SessionRecord:
+        self._held = await self._keeping.begin(self._use)
+        return self._held
+
+    async def _turned_away(self) -> None:
+        try:
+            if self._held is not None and self._order.handle is None:
+                await self._released(self._held)
+        finally:
+            self._keeping.turns.leave(self._use.key)
+
+    async def __aexit__(self, *left: object) -> None:
+        try:
+            await super().__aexit__(*left)
+        finally:
+            self._keeping.turns.leave(self._use.key)
+
+    async def open(self, guest: Mapping[str, Any]) -> tuple[Sandbox, Mapping[str, Any]]:
+        """As for a sandbox of the run's own. Where the one that is there does not fit, its files move to a new one.
+
+        Raises also QuotaExceeded for files that do not fit into the new one.
+        """
+        network = self.network
+        spec = self._spec if network is None else await network.join(self._spec)
+        self._spec = kept_spec(spec)
+        self._standing = self._tasks.spawn(self._stand(), f"session of {self._use.run_id}")
+        self.sandbox = sandbox = await asyncio.shield(self._standing)
+        self.enforced = dict(sandbox.enforced)
+        self.guarantees = self._order.offer.check_walls(self.enforced)
+        if await bring(sandbox, spec.mounts):
+            guest = {**guest, "blob_root": INPUTS}
+        if network is not None:
+            guest = await network.enter(sandbox, guest)
+        self._began = asyncio.get_running_loop().time()
+        return sandbox, guest
+
+    async def _stand(self) -> Sandbox:
+        """Returns the session's sandbox as this run needs it."""
+        session, backend = self._session, self._order.offer.backend
+        fit = fit_of(self._order.offer.name, self._spec)
+        old = None if session.sandbox is None else await self._attach(session)
+        if old is not None and session.fit == fit:
+            self._before = self._keeping.cleared.get(session.session_id)
+            return old
+        session = await self._keeping.makes(session)
+        self._held = session
+        made = await self._create(session.backend_key)
+        try:
+            if old is not None:
+                await move(old, made)
+            disk_mb = self._spec.limits.disk_mb
+            self._held = await self._keeping.stands(session, made, self._order.offer.name, fit, disk_mb)
+        except BaseException:
+            await backend.destroy(made.handle)
+            raise
+        if old is not None:
+            await self._discard(session, old)
+        return made
+
+    async def _discard(self, session: SessionRecord, old: Sandbox) -> None:
+        offer = await self._keeping.offer(session.isolation)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await offer.backend.destroy(old.handle)
+        except (SkillyardError, TimeoutError) as error:  # the sweep will find it
+            self._emit(Fault("destroy", error, session.session_id))
+
+    async def _attach(self, session: SessionRecord) -> Sandbox:
+        assert session.sandbox is not None, "it has one"
+        offer = await self._keeping.offer(session.isolation)
+        return await offer.backend.attach(session.sandbox)
+
+    async def attach(self) -> Sandbox:
+        sandbox = await super().attach()
+        self._before = self._keeping.cleared.get(self._session.session_id)
+        return sandbox
+
+    def own(self, ending: Ending) -> Ending:
+        before = Usage() if self._before is None else self._before.usage
+        used = ending.usage
+        known = self._order.handle is None or self._before is not None
+        cpu_ms = used.cpu_ms if used.cpu_ms is None else max(0.0, used.cpu_ms - (before.cpu_ms or 0.0))
+        peak = used.peak_memory_bytes
+        if peak is not None and before.peak_memory_bytes is not None and peak <= before.peak_memory_bytes:
+            peak = None  # it is another run's
+        usage = replace(
+            used,
+            cpu_ms=cpu_ms if known else None,
+            peak_memory_bytes=peak if known else None,
+            wall_ms=self._wall_ms(),
+            startup_ms=used.startup_ms if self._before is None else None,
+        )
+        hits = ending.hits if self._before is None else ending.hits - self._before.hits
+        return replace(ending, usage=usage, hits=hits)
+
+    def _wall_ms(self) -> float | None:
+        if self._began is None:
+            return None
+        return round((asyncio.get_running_loop().time() - self._began) * 1000, 3)
+
+    async def finish_creating(self) -> None:
+        if self._standing is not None and self.sandbox is None:
+            self.sandbox = await asyncio.shield(self._standing)
+
+    async def end(self) -> Mapping[str, Any] | None:
+        """Returns what the network saw when the sandbox is cleared, or else destroyed."""
+        if self._over:
+            return self._seen
+        if self.sandbox is not None:
+            with suppress(SkillyardError, TimeoutError):
+                async with asyncio.timeout(PATIENCE_S):
+                    await end_programs(self.sandbox, (self._use.run_id, f"{self._use.run_id}-left"))
+        if self.network is not None:
+            self._seen = await self._end_network(self.network)
+        await self._released(self._session)
+        self._over = True
+        return self._seen
+
+    async def _released(self, session: SessionRecord) -> None:
+        """Clears the sandbox and frees the session, which ends where that fails. Never raises."""
+        keeping = self._keeping
+        try:
+            if self.sandbox is not None:
+                async with asyncio.timeout(PATIENCE_S):
+                    await keeping.clear(session, self.sandbox)
+            await keeping.release(session)
+        except SandboxCutOff as error:  # a later look settles it
+            self._emit(Fault("session", error, session.session_id))
+        except SandboxGone as error:
+            await keeping.end(session, LOST, f"its sandbox ended with the run {self._use.run_id}: {error.message}")
+        except (SkillyardError, TimeoutError) as error:
+            self._emit(Fault("session", error, session.session_id))
+            await keeping.end(session, SERVER, str(error) or "it could not be cleared in time")
+
+    @property
+    def _session(self) -> SessionRecord:
+        assert self._held is not None, "the block has begun"
+        return self._held

@@ -1,0 +1,148 @@
+"""The kept sandbox of a session between two calls.
+
+It is cleared of all but its files, which are moved where a call needs another sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
+from dataclasses import astuple, replace
+from pathlib import Path
+
+from skillyard.domain.errors import SandboxFault, SandboxGone
+from skillyard.domain.sandbox.content import Content
+from skillyard.domain.sandbox.frames import FrameFault, FrameReader, Result, ResultFault
+from skillyard.domain.sandbox.spec import (
+    Guest,
+    Mount,
+    Owner,
+    SandboxSpec,
+    Stream,
+    StreamLimits,
+    clear_request,
+)
+from skillyard.domain.work.record import Ending, Outcome
+from skillyard.ports.sandbox import Sandbox
+
+WORKSPACE = "/workspace"
+INPUTS = "/tmp/blobs"  # noqa: S108 - inside a sandbox
+"""The place of a call's blobs, which a sandbox that is there already cannot get as mounts."""
+CLEAR_MS = 30_000
+_CLEAR_STREAMS = StreamLimits(64 * 1024, 64 * 1024)
+_PIECE = 256 * 1024
+_BLOBS = "/blobs/"
+
+
+def kept_spec(spec: SandboxSpec) -> SandboxSpec:
+    """Returns the spec of a session's sandbox for a call that would get ``spec`` alone."""
+    mounts = tuple(mount for mount in spec.mounts if not mount.target.startswith(_BLOBS))
+    return replace(spec, mounts=mounts, owner=Owner.TASK, single=False)
+
+
+def fit_of(backend: str, spec: SandboxSpec) -> str:
+    """Returns a digest of what a sandbox is made from.
+
+    The ports of its network and its time limit do not count.
+    """
+    environment, limits = spec.environment, spec.limits
+    told = [
+        backend,
+        [environment.name, environment.digest, environment.preload],
+        sorted([mount.target, _named(mount), *mount.aliases] for mount in spec.mounts),
+        [spec.group, spec.image, spec.resource_class, spec.forwarding],
+        spec.read_only,
+        [sorted(spec.kernel_only), sorted(spec.allow_degraded)],
+        [*astuple(replace(limits, timeout_ms=1000))],
+    ]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def _named(mount: Mount) -> str:
+    return mount.source.digest if isinstance(mount.source, Content) else str(mount.source)
+
+
+async def bring(sandbox: Sandbox, mounts: Iterable[Mount]) -> bool:
+    """Writes the blobs among ``mounts`` to :data:`INPUTS`; returns whether there were any.
+
+    Raises QuotaExceeded, SandboxFault.
+    """
+    brought = False
+    for mount in mounts:
+        if mount.target.startswith(_BLOBS) and isinstance(mount.source, Content):
+            await sandbox.write(f"{INPUTS}/{mount.target.removeprefix(_BLOBS)}", _bytes_of(mount.source), mode=0o444)
+            brought = True
+    if brought:
+        await sandbox.end_files()
+    return brought
+
+
+def _bytes_of(content: Content) -> AsyncIterator[bytes]:
+    if content.path is not None:
+        return _pieces(content.path)
+    assert content.open is not None, "it has one of both"
+    return content.open()
+
+
+async def _pieces(path: Path) -> AsyncIterator[bytes]:
+    file = await asyncio.to_thread(path.open, "rb")
+    try:
+        while piece := await asyncio.to_thread(file.read, _PIECE):
+            yield piece
+    finally:
+        file.close()
+
+
+async def move(old: Sandbox, new: Sandbox) -> None:
+    """Copies the files of one sandbox to another as one tree.
+
+    Programs that still run in the old one go on. Raises QuotaExceeded, SandboxFault.
+    """
+    await new.put(WORKSPACE, old.get(WORKSPACE))
+    await new.end_files()
+
+
+async def end_programs(sandbox: Sandbox, ids: Iterable[str]) -> None:
+    """Ends programs that a call may have left at work, and waits for that. Raises SandboxGone."""
+    for id in ids:
+        with suppress(SandboxGone):
+            process = await sandbox.process(id)
+            await process.kill("the call is over")
+            await process.wait()
+
+
+async def clear(sandbox: Sandbox, id: str) -> Ending:
+    """Clears a sandbox of all but its files; returns the ending of the program that did.
+
+    Raises SandboxFault where something is left, or nothing confirms that all is gone.
+    """
+    await sandbox.end_files()
+    process = await sandbox.start(Guest(clear_request()), id=id, timeout_ms=CLEAR_MS, streams=_CLEAR_STREAMS)
+    channel = b"".join([data async for data in process.output(Stream.CHANNEL)])
+    ending = await process.wait()
+    if ending.outcome is Outcome.LOST:
+        raise SandboxGone("the sandbox ended")
+    left = _told(channel)
+    if left is None:
+        raise SandboxFault(f"nothing confirms that it is cleared: {ending.outcome} {ending.reason}".rstrip())
+    if left:
+        raise SandboxFault(f"it could not be cleared of {', '.join(left)}")
+    return ending
+
+
+def _told(channel: bytes) -> list[str] | None:
+    """Returns what is left by the guest's word; None without a word of it."""
+    reader = FrameReader()
+    try:
+        for _ in reader.feed(channel):
+            continue
+        final = reader.finish()
+        left = final.value().get("left") if isinstance(final, Result) else None
+    except (FrameFault, ResultFault):
+        return None
+    if not isinstance(left, list) or not all(isinstance(name, str) for name in left):
+        return None
+    return [name[:80] for name in left[:8]]

@@ -1,0 +1,184 @@
+"""Sessions of agents: what lends their sandboxes to runs, tells of them, and ends them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from skillyard.domain.errors import InvalidInput, SessionNotFound, SkillyardError, shown
+from skillyard.domain.principal import AgentScope, Principal, Scope
+from skillyard.domain.work.session import USUAL_ALIAS, SessionKey, SessionRecord, SessionState, check_alias
+from skillyard.engine.driver import ActiveRuns
+from skillyard.engine.lending import Lender, Loan, Order, Queued
+from skillyard.engine.observer import Fault, Observer
+from skillyard.engine.runs.grant import Grant
+from skillyard.engine.runs.plan import Plan
+from skillyard.engine.sessions.keeping import HARD, LEASE_S, LOST, Keeping, Use
+from skillyard.engine.sessions.loan import SessionLoan
+from skillyard.ports.clock import Clock
+
+
+class SessionService:
+    """Lends sandboxes to runs: that of the session that a run names, or one of its own."""
+
+    def __init__(self, keeping: Keeping, lender: Lender, active: ActiveRuns, clock: Clock, emit: Observer) -> None:
+        self._keeping = keeping
+        self._store = keeping.store
+        self._settings = keeping.settings
+        self.lender = lender
+        self._active = active
+        self._clock = clock
+        self._emit = emit
+
+    def alias_of(self, named: str | None) -> str | None:
+        """Returns the alias of a call's session; None for one that gets a sandbox of its own. Raises InvalidInput."""
+        if named is not None:
+            return check_alias(named)
+        if self._settings.reuse_mode == "project_agent":
+            return USUAL_ALIAS
+        if self._settings.reuse_mode == "session":
+            raise InvalidInput("session_id", "must be given: sessions.reuse_mode is 'session' here")
+        return None
+
+    def wait_ms_of(self, asked: int | None) -> int:
+        """Returns how long a call waits for its session. Raises InvalidInput."""
+        most = self._settings.max_wait_ms
+        if asked is not None and asked > most:
+            rule = f"must be at most {most}, which sessions.max_wait_ms says"
+            raise InvalidInput("wait_ms", rule, shown(asked), limit="sessions.max_wait_ms", maximum=most)
+        return self._settings.wait_ms if asked is None else asked
+
+    def lend(self, plan: Plan, grant: Grant, order: Order, queued: Queued | None = None) -> Loan:
+        """Returns the loan of a sandbox, to be entered. Its driver need not know which kind it is.
+
+        Entering that of a session raises also Busy, QuotaExceeded and Forbidden (:meth:`Keeping.begin`).
+        """
+        request = plan.request
+        if request.session is None:
+            return self.lender.lend(order, queued)
+        use = Use(
+            SessionKey(plan.principal.project, request.agent or plan.principal.agent, request.session),
+            plan.principal.name,
+            plan.run_id,
+            None if order.accepted else request.wait_ms,
+            tuple(skill.name for skill in plan.skills),
+            plan.trust.least,
+            rights=bool(grant.given) or grant.network is not None,
+        )
+        return self._of_session(order, use, queued)
+
+    def resume(self, order: Order, key: SessionKey | None) -> Loan:
+        """Returns the loan of the sandbox in which an earlier server started a program."""
+        if key is None:
+            return self.lender.lend(order)
+        return self._of_session(order, Use(key, order.tenant, order.key, None), None)
+
+    def _of_session(self, order: Order, use: Use, queued: Queued | None) -> Loan:
+        lender = self.lender
+        return SessionLoan(order, lender.admission, lender.tasks, self._emit, queued, self._keeping, use)
+
+    async def times(self, alias: str | None, session_id: str | None) -> dict[str, Any]:
+        """Returns what each answer says of its session: its alias and when it ends. Empty without one."""
+        session = None if session_id is None else await self._store.get(session_id)
+        if session is not None:
+            return self.told_times(session)
+        return {} if alias is None else {"session_id": alias, "expires_at": None, "idle_at": None}
+
+    def told_times(self, session: SessionRecord) -> dict[str, Any]:
+        """Returns the alias and the ends, which are null where no clock runs."""
+        ahead = self._clock.now() - self._clock.boottime()
+        known = session.live and session.boot == self._clock.boot()
+        return {
+            "session_id": session.key.alias,
+            "expires_at": session.hard_until + ahead if known and session.ready_at is not None else None,
+            "idle_at": session.idle_until + ahead if known else None,
+        }
+
+    async def touch(self, scope: AgentScope, alias: str) -> dict[str, Any]:
+        """Counts as a use of a session, if there is one. Returns what :meth:`times` says."""
+        key = SessionKey(scope.project, scope.agent, check_alias(alias))
+        session = await self._keeping.touched(key)
+        if session is None:
+            return {"session_id": alias, "expires_at": None, "idle_at": None}
+        return self.told_times(session)
+
+    async def list(
+        self, principal: Principal, scope: AgentScope, *, everyone: bool, ended: bool, limit: int
+    ) -> Sequence[SessionRecord]:
+        """Returns sessions of an agent, or with ``everyone`` of all. Raises Forbidden."""
+        if everyone:
+            principal.require(Scope.ADMIN)
+            return await self._store.list(None, None, ended=ended, limit=limit)
+        return await self._store.list(scope.project, scope.agent, ended=ended, limit=limit)
+
+    async def end(self, principal: Principal, scope: AgentScope, alias: str, reason: str) -> SessionRecord:
+        """Ends a session and the call at work in it. Nothing of its sandbox is left then.
+
+        Raises SessionNotFound for one that is not live, StoreFault, SandboxFault.
+        """
+        key = SessionKey(scope.project, scope.agent, check_alias(alias))
+        session = await self._store.find(key)
+        if session is None:
+            raise SessionNotFound("session_id", f"the agent has no live session '{alias}'", shown(alias))
+        return await self._keeping.ended_by(session, principal.name, reason or "a call ended it", self._cancel)
+
+    async def _cancel(self, run_id: str, reason: str) -> None:
+        if (active := self._active.get(run_id)) is not None:
+            ending = active.ending()
+            await active.cancel(reason)
+            await ending
+
+    async def keys(self) -> Collection[str]:
+        """Returns the backends' keys of all sandboxes that live sessions have, or had just before."""
+        found = set()
+        for session in await self._store.live():
+            found |= {f"{session.session_id}-{session.sandboxes - back}" for back in range(2)}
+        return found
+
+    async def recover(self) -> None:
+        """Settles the sessions of an earlier server, which is dead. Those whose runs go on are left to them."""
+        for session in await self._store.live():
+            await self._look(session, alone=True)
+
+    async def reap(self) -> None:
+        """Ends sessions that are over or lost, and those whose end failed before."""
+        for session in await self._store.live():
+            await self._look(session, alone=False)
+        await self._store.sweep(self._clock.now() - self._settings.ended_ttl_s)
+
+    async def renew(self) -> None:
+        """Prolongs the leases of the sessions that runs of this server have."""
+        try:
+            await self._store.renew(self._keeping.holder, self._clock.boottime() + LEASE_S)
+        except SkillyardError as error:
+            self._emit(Fault("lease", error))
+
+    async def _look(self, session: SessionRecord, *, alone: bool) -> None:
+        try:
+            await self._looked(session, alone=alone)
+        except SkillyardError as error:  # the next look comes all the same
+            self._emit(Fault("session", error, session.session_id))
+
+    async def _looked(self, session: SessionRecord, *, alone: bool) -> None:
+        keeping = self._keeping
+        if keeping.turns.taken(session.key):
+            await self._drain(session)
+        elif why := await keeping.lost(session):
+            await keeping.end(session, LOST, why)
+        elif session.call is not None and not await keeping.has_run(session) and (alone or keeping.free(session)):
+            await keeping.settle(session)
+        elif session.call is not None:
+            await self._drain(session)
+        elif (due := keeping.due(session)) is not None:
+            await keeping.end(session, *due)
+
+    async def _drain(self, session: SessionRecord) -> None:
+        """Lets no call begin behind the hard end, and cancels the last one after its grace."""
+        now = self._clock.boottime()
+        if session.boot != self._clock.boot() or now < session.hard_until:
+            return
+        why = f"the session '{session.key.alias}' is over: {session.hard_s:g} seconds (sessions.hard_ttl_s)"
+        if session.state is SessionState.READY:
+            await self._keeping.drain(session, HARD, why)
+        if session.call is not None and now >= session.hard_until + self._settings.grace_s:
+            await self._cancel(session.call, why)

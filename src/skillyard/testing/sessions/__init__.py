@@ -1,0 +1,1 @@
+"""The twin and the conformance suite of the sessions port."""

@@ -1,0 +1,327 @@
+"""Sessions over the fake backend: one sandbox of an agent, cleared between calls, ended truthfully."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from skillyard.domain.errors import Busy, Forbidden, InvalidInput, QuotaExceeded, SandboxFault, SessionNotFound
+from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.skill.skill import SkillKind
+from skillyard.domain.work.record import Outcome
+from skillyard.domain.work.session import SessionRecord, SessionState
+from skillyard.testing.twin_sandbox import TwinProcess
+from tests.unit.engine.conftest import Rig, playing
+from tests.unit.engine.fakes import a_skill, result
+
+pytestmark = pytest.mark.anyio
+DONE = result({"exit_code": 0})
+SCOPES = frozenset({Scope.RUN_CODE, Scope.BLOBS})
+ANN = Principal("ann", SCOPES, agent="crawler", agents=("reader",))
+BOB = Principal("bob", SCOPES, agent="crawler", project="other")
+
+
+@pytest.fixture(autouse=True)
+def skills(rig: Rig) -> None:
+    for name in ("acme.notes", "acme.other"):
+        rig.skills.add(a_skill(name, kind=SkillKind.INSTRUCTION))
+
+
+async def run_cmd(rig: Rig, session: str | None = "work", principal: Principal = ANN, /, **params: Any) -> Any:
+    named = {} if session is None else {"session_id": session}
+    return await rig.call(
+        "skills.run_cmd", principal, **{"skill_name": "acme.notes", "command": "ls", **named, **params}
+    )
+
+
+async def listed(rig: Rig, principal: Principal = ANN, **params: Any) -> list[dict[str, Any]]:
+    return (await rig.call("skills.sessions", principal, **params))["sessions"]  # type: ignore[no-any-return]
+
+
+async def live(rig: Rig) -> list[SessionRecord]:
+    return list(await rig.app.ports.sessions.live())
+
+
+async def pieces(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+class Held:
+    """A call that holds its session until it is told to end."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.begun, self.may_end = asyncio.Event(), asyncio.Event()
+        rig.backend.script = self._play
+
+    async def _play(self, process: TwinProcess) -> None:
+        self.begun.set()
+        await self.may_end.wait()
+        process.write(DONE)
+
+
+@pytest.fixture(autouse=True)
+def usual(rig: Rig) -> None:
+    rig.backend.script = playing(DONE)
+
+
+async def test_calls_of_one_alias_share_a_sandbox_that_is_cleared_between_them(rig: Rig) -> None:
+    first, second = await run_cmd(rig), await run_cmd(rig)
+    assert (first["status"], second["status"]) == ("succeeded", "succeeded")
+    assert len(rig.backend.held) == 1
+    assert rig.backend.clears == 2
+    [(spec, request, _), (_, again, _)] = rig.backend.started
+    assert (spec.single, spec.owner.value) == (False, "task")
+    assert request["command"]["place"] == again["command"]["place"] == ".skill-acme.notes-sha256-of-ac"
+    assert request["command"]["workdir"] == request["command"]["place"]
+    [session] = await live(rig)
+    assert (session.runs, session.call, session.lease, session.state) == (2, None, None, SessionState.READY)
+    assert (await rig.record(first)).session_life == session.session_id
+    assert second["session_id"] == "work"
+    assert second["idle_at"] == rig.clock.now() + 1800
+    assert second["expires_at"] == rig.clock.now() + 21600
+
+
+async def test_a_call_without_a_session_has_a_sandbox_of_its_own(rig: Rig) -> None:
+    ran = await run_cmd(rig, None)
+    assert rig.backend.held == {}
+    assert "session_id" not in ran
+    assert await live(rig) == []
+
+
+async def test_usage_is_that_of_the_call_alone(rig: Rig) -> None:
+    await run_cmd(rig)
+    again = await run_cmd(rig)
+    assert again["usage"]["cpu_ms"] == 0.0  # the fake tells 1 ms of the whole sandbox each time
+    assert again["usage"]["peak_memory_bytes"] is None
+    assert again["timing"]["duration_ms"] >= 0
+
+
+async def test_agents_and_projects_share_nothing(rig: Rig) -> None:
+    await run_cmd(rig, "work", ANN)
+    await run_cmd(rig, "work", BOB)
+    await run_cmd(rig, "work", ANN, agent="reader")
+    await run_cmd(rig, "other", ANN)
+    assert len(rig.backend.held) == 4
+    assert [row["session_id"] for row in await listed(rig, ANN)] == ["other", "work"]
+    assert [row["agent"] for row in await listed(rig, ANN, agent="reader")] == ["reader"]
+    with pytest.raises(SessionNotFound):
+        await rig.call("skills.end_session", BOB, session_id="other")
+    with pytest.raises(Forbidden):
+        await listed(rig, BOB, agent="reader")
+
+
+@pytest.mark.parametrize("alias", ["", "../x", "a/b", "a b", "x" * 65, "ä", ".."])
+async def test_an_alias_is_a_plain_name(rig: Rig, alias: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        await run_cmd(rig, alias)
+    assert refused.value.field == "session_id"
+
+
+async def test_two_first_calls_at_once_make_one_sandbox(rig: Rig) -> None:
+    ran = await asyncio.gather(*(run_cmd(rig) for _ in range(5)))
+    assert {each["status"] for each in ran} == {"succeeded"}
+    assert (len(rig.backend.held), rig.backend.destroyed) == (1, [])
+    assert [session.runs for session in await live(rig)] == [5]
+
+
+async def test_a_busy_session_tells_when_to_come_again(rig: Rig) -> None:
+    held = Held(rig)
+    first = asyncio.create_task(run_cmd(rig))
+    await held.begun.wait()
+    with pytest.raises(Busy) as busy:
+        await run_cmd(rig, wait_ms=0)
+    assert busy.value.retry_after_ms > 0
+    with pytest.raises(Busy):
+        await run_cmd(rig, wait_ms=1)
+    second = asyncio.create_task(run_cmd(rig, wait_ms=60_000))
+    held.may_end.set()
+    assert {each["status"] for each in await asyncio.gather(first, second)} == {"succeeded"}
+    with pytest.raises(InvalidInput):
+        await run_cmd(rig, wait_ms=600_001)
+
+
+async def test_few_calls_wait_for_one_session(rig: Rig) -> None:
+    rig.configure(sessions={"waiting": 1})
+    held = Held(rig)
+    waiting = [asyncio.create_task(run_cmd(rig))]
+    await held.begun.wait()
+    waiting += [asyncio.create_task(run_cmd(rig)) for _ in range(4)]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    held.may_end.set()
+    ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert sum(isinstance(each, Busy) for each in ended) == 3
+
+
+async def test_another_skill_gets_the_files_in_another_sandbox(rig: Rig) -> None:
+    await run_cmd(rig)
+    [old] = rig.backend.held.values()
+    await old.write("/workspace/notes.txt", pieces(b"kept"))
+    await run_cmd(rig, skill_name="acme.other")
+    [new] = rig.backend.held.values()
+    assert (new is not old, new.files.read("/workspace/notes.txt")) == (True, b"kept")
+    assert rig.backend.destroyed == [old.handle]
+    [session] = await live(rig)
+    assert session.skills == ("acme.notes", "acme.other")
+
+
+async def test_files_that_do_not_fit_leave_the_session_as_it_was(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    await run_cmd(rig)
+    [old] = rig.backend.held.values()
+
+    async def full(*_: Any) -> None:
+        raise QuotaExceeded("path", "the disk limit leaves no room")
+
+    monkeypatch.setattr("skillyard.testing.twin_sandbox.TwinSandbox.put", full)
+    ran = await run_cmd(rig, skill_name="acme.other")
+    assert (ran["status"], "no room" in ran["error_message"]) == ("failed", True)
+    assert list(rig.backend.held.values()) == [old]
+    assert (await run_cmd(rig))["status"] == "succeeded"
+
+
+async def test_inputs_are_written_where_nothing_can_be_mounted(rig: Rig) -> None:
+    blob = await rig.call("create_blob", ANN, content="hello", kind="text/plain")
+    await run_cmd(rig, inputs=[{"artifact_id": blob["blob_id"], "mount_path": "a.txt"}])
+    [sandbox] = rig.backend.held.values()
+    assert await sandbox.entries("/tmp") == []
+    [(spec, request, _)] = rig.backend.started
+    assert request["blob_root"] == "/tmp/blobs"
+    assert not any(mount.target.startswith("/blobs") for mount in spec.mounts)
+
+
+async def test_a_sandbox_that_cannot_be_cleared_ends_with_its_session(rig: Rig) -> None:
+    rig.backend.not_cleared = ["the process 77"]
+    await run_cmd(rig)
+    assert rig.backend.held == {}
+    [row] = await listed(rig, ended=True)
+    assert (row["state"], row["ended_by"], "the process 77" in row["reason"]) == ("ended", "server", True)
+
+
+async def test_a_session_whose_sandbox_is_gone_says_so_and_the_next_one_begins(rig: Rig) -> None:
+    await run_cmd(rig)
+    [held] = rig.backend.held
+    await rig.backend.destroy(held)
+    assert (await run_cmd(rig))["status"] == "succeeded"
+    new, old = await listed(rig, ended=True)
+    assert (old["state"], old["ended_by"], new["state"]) == ("ended", "lost", "ready")
+
+
+async def test_idle_and_hard_ends(rig: Rig) -> None:
+    await run_cmd(rig, "a")
+    rig.clock.time += 1000
+    await run_cmd(rig, "b")
+    rig.clock.time += 900
+    await rig.app.sessions.reap()
+    assert {row["session_id"]: row["ended_by"] for row in await listed(rig, ended=True)} == {"a": "idle", "b": ""}
+    for _ in range(25):
+        rig.clock.time += 890
+        await run_cmd(rig, "b")
+    rows = [row for row in await listed(rig, ended=True) if row["session_id"] == "b"]
+    assert [row["ended_by"] for row in rows] == ["", "hard"]
+    assert len(rig.backend.held) == 1
+    rig.clock.time += 8 * 86400
+    await rig.app.sessions.reap()
+    assert len(await listed(rig, ended=True)) == 1  # the last one has just ended; the others are forgotten
+
+
+async def test_a_call_at_the_hard_end_has_a_grace(rig: Rig) -> None:
+    held = Held(rig)
+    first = asyncio.create_task(run_cmd(rig))
+    await held.begun.wait()
+    rig.clock.time += 21600
+    await rig.app.sessions.reap()
+    [session] = await live(rig)
+    assert (session.state, first.done()) == (SessionState.DRAINING, False)
+    rig.clock.time += 120
+    await rig.app.sessions.reap()
+    ran = await first
+    assert (ran["status"], "sessions.hard_ttl_s" in ran["error_message"]) == ("canceled", True)
+    assert await live(rig) == []
+    assert rig.backend.held == {}
+
+
+async def test_ending_a_session_cancels_its_call(rig: Rig) -> None:
+    held = Held(rig)
+    first = asyncio.create_task(run_cmd(rig))
+    await held.begun.wait()
+    told = await rig.call("skills.end_session", ANN, session_id="work", reason="enough")
+    assert (told["state"], told["ended_by"], told["reason"]) == ("ended", "ann", "enough")
+    assert (await first)["status"] == "canceled"
+    assert rig.backend.held == {}
+    with pytest.raises(SessionNotFound):
+        await rig.call("skills.end_session", ANN, session_id="work")
+
+
+async def test_a_principal_has_few_sessions(rig: Rig) -> None:
+    rig.configure(sessions={"most_each": 2})
+    for alias in ("a", "b"):
+        await run_cmd(rig, alias)
+    with pytest.raises(QuotaExceeded):
+        await run_cmd(rig, "c")
+    assert (await run_cmd(rig, "a"))["status"] == "succeeded"
+    assert (await run_cmd(rig, "c", BOB))["status"] == "succeeded"
+
+
+@pytest.mark.parametrize("mode", ["none", "off", "project_agent", "session"])
+async def test_reuse_mode_rules_calls_without_a_session(rig: Rig, mode: str) -> None:
+    rig.configure(sessions={"reuse_mode": mode})
+    if mode == "session":
+        with pytest.raises(InvalidInput):
+            await run_cmd(rig, None)
+        return
+    await run_cmd(rig, None)
+    await run_cmd(rig, None)
+    assert [session.runs for session in await live(rig)] == ([2] if mode == "project_agent" else [])
+
+
+async def test_an_end_that_failed_is_tried_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    await run_cmd(rig)
+    rig.clock.time += 1800
+    real, fails = rig.backend.survey, [True]
+
+    async def broken() -> Any:
+        if fails:
+            fails.pop()
+            raise SandboxFault("it does not answer")
+        return await real()
+
+    monkeypatch.setattr(rig.backend, "survey", broken)
+    await rig.app.sessions.reap()
+    [session] = await live(rig)
+    assert (session.state, session.ended_by) == (SessionState.DRAINING, "idle")
+    await rig.app.sessions.reap()
+    assert (await live(rig), rig.backend.held) == ([], {})
+
+
+async def test_a_server_that_died_in_a_call_leaves_a_session_that_goes_on(rig: Rig) -> None:
+    held = Held(rig)
+    first = asyncio.create_task(run_cmd(rig))
+    await held.begun.wait()
+    [before] = await live(rig)
+    [sandbox] = rig.backend.held.values()
+    records = rig.app.ports.records
+    rig.configure()  # the next server; the first one never comes back
+    rig.backend.script = playing(DONE)
+    await rig.app.reaper.recover()
+    [after] = await live(rig)
+    assert (after.session_id, after.call, after.state) == (before.session_id, None, SessionState.READY)
+    assert list(rig.backend.held.values()) == [sandbox]
+    assert sandbox.processes[before.call or ""].killed is not None
+    record = await records.get(before.call or "")
+    assert record is not None
+    assert record.outcome is Outcome.LOST
+    assert (await run_cmd(rig))["status"] == "succeeded"
+    held.may_end.set()
+    await asyncio.gather(first, return_exceptions=True)
+
+
+async def test_recovery_ends_sessions_without_a_sandbox_and_keeps_the_others(rig: Rig) -> None:
+    await run_cmd(rig, "a")
+    await run_cmd(rig, "b")
+    await rig.backend.destroy(next(iter(rig.backend.held)))
+    rig.configure()
+    await rig.app.reaper.recover()
+    assert {row["session_id"]: row["ended_by"] for row in await listed(rig, ended=True)} == {"a": "lost", "b": ""}
+    assert len(rig.backend.held) == 1
