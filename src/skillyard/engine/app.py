@@ -220,7 +220,8 @@ class App:
         if offer is None or offer.refusal is not None:
             return
         environment = await self.environments.get(DEFAULT_ENVIRONMENT)
-        await offer.backend.prepare(make_spec(offer.demand, self.config.limits.family.defaults, environment.ref))
+        limits, closed = self.config.limits.family.defaults, self.config.sandbox.read_only
+        await offer.backend.prepare(make_spec(offer.demand, limits, environment.ref, read_only=closed))
 
     def _environments(self, builder: Builder | None, emit: Observer) -> Environments:
         ports, config = self.ports, self.config

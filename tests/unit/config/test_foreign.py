@@ -27,9 +27,9 @@ total_output_max_bytes = 1006
 """
 E2B = """
 [tools.e2b]
-reuse_mode = "none" # none | off | project_agent
-idle_ttl_sec = 1800
-hard_ttl_sec = 21600
+reuse_mode = "project_agent" # none | off | project_agent
+idle_ttl_sec = 1801
+hard_ttl_sec = 21601
 lock_timeout_sec = 600
 timeout_sec_default = 30
 timeout_sec_max = 100
@@ -63,12 +63,14 @@ def test_the_tables_of_commonground_set_ours(file: Path) -> None:
     assert (commands.stdout_bytes, commands.stderr_bytes) == (1001, 1002)
     assert (commands.input_bytes, commands.output_bytes) == (1003, 1004)
     assert (commands.inputs_bytes, commands.outputs_bytes) == (1005, 1006)
-    assert (settings.sweep_every_s, settings.policy.isolation) == (61, "native")
+    assert (settings.sweep_every_s, settings.sessions.reap_every_s, settings.policy.isolation) == (61, 61, "native")
+    sessions = settings.sessions
+    assert (sessions.reuse_mode, sessions.idle_ttl_s, sessions.hard_ttl_s) == ("project_agent", 1801, 21601)
 
 
-@pytest.mark.parametrize("name", ["skills.cache_root", "skills.local_root"])
+@pytest.mark.parametrize("name", ["skills.cache_root", "skills.local_root", "tools.e2b.lock_timeout_sec"])
 def test_a_name_without_effect_is_told_of_with_the_reason(file: Path, name: str) -> None:
-    file.write_text(SKILLS)
+    file.write_text(SKILLS + E2B)
     (note,) = told(load_settings(), name)
     assert "has no effect: " in note
 

@@ -30,8 +30,10 @@ _SKILLS_IDLE = {
     "max_file_bytes": "a file of a skill is bounded with its archive, by skills.upload_bytes",
 }
 _SKILLS = ("mode", "executor", "reaper_interval_sec", *_LIMITS, *_SKILLS_IDLE)
-_SESSIONS = ("reuse_mode", "idle_ttl_sec", "hard_ttl_sec", "lock_timeout_sec")
-_E2B = (*_SESSIONS, *_LIMITS)
+_SESSIONS = {"reuse_mode": "reuse_mode", "idle_ttl_sec": "idle_ttl_s", "hard_ttl_sec": "hard_ttl_s"}
+"""Settings of sessions by their names there and in ``[sessions]``, in either mode."""
+_LOCK = "lock_timeout_sec"
+_E2B = (*_SESSIONS, _LOCK, *_LIMITS)
 _NO_HOST_FILES = "a sandbox is shown the programs and libraries of this host, read-only, and no other file of it"
 _SRT: Mapping[str, Any] = {
     "settings_mode": ("generated", "srt has no file of settings here"),
@@ -71,9 +73,10 @@ def read_tables(tables: Mapping[str, Any], isolations: Sequence[str]) -> tuple[d
     mode = theirs.get("mode", LOCAL)
     if mode not in (LOCAL, REMOTE):
         raise InvalidInput("skills.mode", f"must be '{LOCAL}' or '{REMOTE}'", shown(mode))
-    aliases = [*_of_skills(theirs, isolations), *_of_srt(srt, mode)]
+    aliases = [*_of_skills(theirs, isolations), *_of_sessions(e2b), *_of_srt(srt, mode)]
     remarks = [f"skills.{name} has no effect: {why}" for name, why in _SKILLS_IDLE.items() if name in theirs]
-    remarks += _of_sessions(e2b)
+    if _LOCK in e2b:
+        remarks.append(f"tools.e2b.{_LOCK} has no effect: a session is busy as long as its call works, and no longer")
     if mode == REMOTE:
         aliases += [
             Alias(f"tools.e2b.{name}", f"commands.{_LIMITS[name]}", e2b[name]) for name in _LIMITS if name in e2b
@@ -109,7 +112,8 @@ def _of_skills(theirs: Mapping[str, Any], isolations: Sequence[str]) -> Iterator
             raise InvalidInput("skills.executor", rule, shown(executor))
         yield Alias("skills.executor", "policy.isolation", executor)
     if "reaper_interval_sec" in theirs:
-        yield Alias("skills.reaper_interval_sec", "sweep_every_s", theirs["reaper_interval_sec"])
+        for ours in ("sessions.reap_every_s", "sweep_every_s"):
+            yield Alias("skills.reaper_interval_sec", ours, theirs["reaper_interval_sec"])
     for name, ours in _LIMITS.items():
         if name in theirs:
             yield Alias(f"skills.{name}", f"commands.{ours}", theirs[name])
@@ -136,10 +140,10 @@ def _domains(path: str, given: Any) -> list[str]:
     return names
 
 
-def _of_sessions(e2b: Mapping[str, Any]) -> Iterator[str]:
-    for name in _SESSIONS:
-        if name in e2b and (name, e2b[name]) not in (("reuse_mode", "none"), ("reuse_mode", "off")):
-            yield f"tools.e2b.{name} has no effect: each command has a sandbox of its own"
+def _of_sessions(e2b: Mapping[str, Any]) -> Iterator[Alias]:
+    for name, ours in _SESSIONS.items():
+        if name in e2b:
+            yield Alias(f"tools.e2b.{name}", f"sessions.{ours}", e2b[name])
 
 
 def _idle_e2b(skills: Mapping[str, Any], e2b: Mapping[str, Any]) -> Iterator[str]:

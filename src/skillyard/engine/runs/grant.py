@@ -146,7 +146,8 @@ class Granter:
         group = plan.principal.name if self._rules.policy.separate_principals else ""
         modules = consented(plan, environment, self._environments.definitions[plan.environment], named=named)
         ref, _ = self._ahead.chosen(plan.offer.backend, environment.ref, modules, group)
-        spec = make_spec(plan.offer.demand, plan.limits, ref, (), group, plan.principal.name)
+        closed = self._rules.sandbox.read_only
+        spec = make_spec(plan.offer.demand, plan.limits, ref, (), group, plan.principal.name, closed)
         await plan.offer.backend.prepare(spec)
         return environment
 
