@@ -94,6 +94,14 @@ class AdmissionSettings(Section):
         description="Runs that may wait for a place; more are refused with `Busy`.",
     )
     queued_each: int = Field(default=128, ge=0, description="Runs of one principal that may wait.")
+    tasks: int = Field(
+        default=32,
+        ge=1,
+        description="Tasks that work at a time, at most three quarters of `running`: the other places are for runs.",
+    )
+    tasks_live: int = Field(
+        default=2048, ge=1, description="Tasks that may wait or work; more are refused with `Busy`."
+    )
     polls: int = Field(
         default=512,
         ge=1,
@@ -118,6 +126,11 @@ class AdmissionSettings(Section):
         ge=1,
         description="Memory of the server that the requests of all runs that wait or work may hold.",
     )
+
+    @property
+    def task_places(self) -> int:
+        """The most tasks that work at a time."""
+        return min(self.tasks, max(1, self.running * 3 // 4))
 
     @property
     def memory_mb(self) -> int:

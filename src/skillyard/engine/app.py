@@ -40,7 +40,7 @@ from skillyard.engine.runs.waiting import Waiting
 from skillyard.engine.secrets.service import RunSecrets, SecretBook
 from skillyard.engine.sessions.keeping import Keeping
 from skillyard.engine.sessions.service import SessionService
-from skillyard.engine.shares import Admission, Budget, LargeReads
+from skillyard.engine.shares import Admission, Budget, LargeReads, Room
 from skillyard.engine.skills.approval_methods import Approvals
 from skillyard.engine.skills.inspection import Inspection
 from skillyard.engine.skills.publishing import Publisher
@@ -111,7 +111,10 @@ class App:
         self.active = ActiveRuns()
         self.backends = Backends(ports.backends, config.policy)
         self.admission = Admission(config.admission)
-        self.lender = Lender(self.admission, self.tasks, emit)
+        most = config.admission.tasks_live
+        each = int(most * (1 - config.admission.reserve)) or 1
+        promised = Budget(most, each, "too many tasks wait or work; come again when some have ended")
+        self.lender = Lender(self.admission, self.tasks, emit, Room(config.admission.task_places), promised)
         self.ahead = Ahead(emit, enabled=config.native.preloads)
         reads = LargeReads()
         self.blobs = BlobService(ports.blobs, reads, ttl_s=config.blobs.ttl_s, json_bytes=config.blobs.json_bytes)

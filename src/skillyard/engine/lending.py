@@ -19,7 +19,7 @@ from skillyard.domain.work.record import Ending
 from skillyard.engine.backends import Offer
 from skillyard.engine.network.run_network import NetworkGrant, RunNetwork
 from skillyard.engine.observer import Fault, Observer
-from skillyard.engine.shares import Admission, Place
+from skillyard.engine.shares import Admission, Budget, Place, Room
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.sandbox import Sandbox
 
@@ -200,14 +200,20 @@ class Loan:
 class Lender:
     """Lends sandboxes to callers that got a place for one."""
 
-    def __init__(self, admission: Admission, tasks: Tasks, emit: Observer) -> None:
+    def __init__(self, admission: Admission, tasks: Tasks, emit: Observer, commands: Room, promised: Budget) -> None:
+        """``commands`` has the turns of detached commands; ``promised`` bounds their number."""
         self.admission = admission
         self.tasks = tasks
         self._emit = emit
+        self.commands = commands
+        self.promised = promised
 
-    def check(self, tenant: str, limits: Limits) -> None:
-        """Raises Busy or InvalidInput when a sandbox with these limits could not be waited for."""
-        self.admission.check(tenant, limits.memory_mb + limits.disk_mb)
+    def check(self, tenant: str, limits: Limits, *, accepted: bool = False) -> None:
+        """Raises InvalidInput for a sandbox that could never fit, Busy for one that may not wait.
+
+        One that is ``accepted`` waits in a full queue too.
+        """
+        self.admission.check(tenant, limits.memory_mb + limits.disk_mb, accepted=accepted)
 
     def retake(self, tenant: str, limits: Limits) -> Place:
         """Returns the place of a sandbox that an earlier server made, however full the host is."""

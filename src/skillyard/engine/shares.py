@@ -140,11 +140,11 @@ class Admission:
             self._refuse_crowd(tenant)
         return await self._wait(tenant, memory_mb)
 
-    def check(self, principal: str, memory_mb: int) -> None:
-        """Raises what :meth:`enter` would raise now."""
+    def check(self, principal: str, memory_mb: int, *, accepted: bool = False) -> None:
+        """Raises the error that :meth:`enter` would raise now."""
         self._refuse_hopeless(memory_mb)
         self._check_open()
-        if self.would_wait(principal, memory_mb):
+        if not accepted and self.would_wait(principal, memory_mb):
             self._refuse_crowd(self._tenants.look(principal))
 
     def retake(self, principal: str, memory_mb: int) -> Place:
@@ -341,8 +341,8 @@ class LargeReads:
 
 
 class Room:
-    """Turns of builds. ``places`` may be taken at a time. One that becomes free goes to the owner who has the fewest,
-    of several to the one who was given none for longest."""
+    """Turns of builds, or of tasks. ``places`` may be taken at a time. One that becomes free goes to the owner who has
+    the fewest, of several to the one who was given none for longest."""
 
     def __init__(self, places: int) -> None:
         self._free = places
@@ -351,8 +351,9 @@ class Room:
         """By owner; who was given a place is behind the others."""
 
     @asynccontextmanager
-    async def place(self, owner: str) -> AsyncGenerator[None, None]:
-        if self._free:
+    async def place(self, owner: str, *, held: bool = False) -> AsyncGenerator[None, None]:
+        """Waits for a place. One that was ``held`` since before this server is had however many are taken."""
+        if held or self._free > 0:
             self._take(owner)
         else:
             await self._turn(owner)
@@ -378,6 +379,8 @@ class Room:
     def _give_back(self, owner: str) -> None:
         self._free += 1
         self._taken -= Counter([owner])
+        if self._free < 1:
+            return
         for nearest in sorted(self._waiting, key=lambda waiting: self._taken[waiting]):
             line = deque(turn for turn in self._waiting.pop(nearest) if not turn.done())
             if line:

@@ -19,7 +19,7 @@ from skillyard.engine.packages.build import BuildLog
 from skillyard.engine.packages.builder import SandboxBuilder
 from skillyard.engine.packages.environment import BuildFailed, standard_library
 from skillyard.engine.packages.steps import Steps
-from skillyard.engine.shares import Admission
+from skillyard.engine.shares import Admission, Budget, Room
 from skillyard.engine.tasks import Tasks
 from tests.unit.engine.conftest import Rig
 
@@ -34,7 +34,7 @@ class Shop:
     def __init__(self, rig: Rig, places: int = 1, memory_mb: int = 1 << 20) -> None:
         self.rig = rig
         self.admission = Admission(AdmissionSettings(running=places), memory_mb)
-        self.lender = Lender(self.admission, Tasks(), rig.events.append)
+        self.lender = Lender(self.admission, Tasks(), rig.events.append, Room(1), Budget(1, 1, "full"))
 
     def order(self, key: str = "k", **more: Any) -> Order:
         offer = self.rig.app.backends.default

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -96,7 +96,10 @@ class DetachedRuns:
         with ExitStack() as hold:
             hold.enter_context(self._requests.holding(principal.name, request.weight))
             plan = await self._planner.plan(principal, request)
-            self._lender.check(principal.name, plan.limits)
+            task = request.command is not None
+            if task:
+                hold.enter_context(self._lender.promised.holding(principal.name))
+            self._lender.check(principal.name, plan.limits, accepted=task)
             plan = replace(plan, blob_prefix=tools.ids.blob() + "-")
             record = self._queued_record(plan)
             brief = _brief(plan, tools)
@@ -135,6 +138,8 @@ class DetachedRuns:
             return False
         brief, hold = Brief.decoded(text, mine), ExitStack()
         hold.enter_context(self._requests.holding(mine.principal, brief.request.weight, accepted=True))
+        if brief.request.command is not None:
+            hold.enter_context(self._lender.promised.holding(mine.principal, accepted=True))
         if mine.status is RunStatus.RUNNING:
             self._places[mine.run_id] = self._lender.retake(mine.principal, Limits(**mine.limits))
         tools.emit(RunResumed(mine.run_id, mine.principal, mine.status.value))
@@ -298,7 +303,8 @@ class DetachedRuns:
         spec = replace(grant.spec, owner=Owner.TASK)
         network = None if grant.network is None else replace(grant.network, kept=True)
         order = Order(plan.run_id, plan.principal.name, plan.offer, spec, network, accepted=True)
-        async with self._sessions.lend(plan, grant, order, partial(self._queued, plan)) as loan:
+        turn = self._turn(plan.principal.name, plan.request)
+        async with turn, self._sessions.lend(plan, grant, order, partial(self._queued, plan)) as loan:
             active.interrupt = None
             job = job_of(plan, grant, tools.network, loan.session)
             session = None if grant.network is None else plan.run_id
@@ -316,8 +322,13 @@ class DetachedRuns:
         spec = SandboxSpec(limits=job.limits, owner=Owner.TASK)
         network = self._network(record, hosts)
         order = Order(record.run_id, record.principal, offer, spec, network, handle=record.sandbox)
-        async with self._sessions.resume(order, _session_of(record)) as loan:
+        turn = self._turn(record.principal, brief.request, held=True)
+        async with turn, self._sessions.resume(order, _session_of(record)) as loan:
             await Driver(self._tools, job, loan, active).resume()
+
+    def _turn(self, owner: str, request: RunRequest, *, held: bool = False) -> AbstractAsyncContextManager[None]:
+        """Returns the turn of a task. It waits apart from runs, so that long work leaves them places."""
+        return nullcontext() if request.command is None else self._lender.commands.place(owner, held=held)
 
     async def _resumed_job(self, record: RunRecord, brief: Brief) -> tuple[Job, Redaction]:
         """Returns the job, and the redaction of the hosts that the run tried to reach."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,68 +12,29 @@ from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import Needs, SecretNeed, SkillKind
 from skillyard.domain.work.record import Ending, Outcome
 from skillyard.testing.twin_sandbox import TwinProcess
+from tests.unit.engine.commands.stepping import (
+    ANN,
+    DONE,
+    SCOPES,
+    Stepping,
+    is_now,
+    start,
+    status,
+    token,
+    until,
+    watched,
+)
 from tests.unit.engine.conftest import Rig, playing
 from tests.unit.engine.fakes import a_skill, frame, js, result
 from tests.unit.engine.runs.resuming import idle, killed, next_server
 
 pytestmark = pytest.mark.anyio
-DONE = result({"exit_code": 0})
-SCOPES = frozenset({Scope.RUN_CODE})
-
-
-def token(name: str, **more: Any) -> Principal:
-    return Principal(name, SCOPES, **more)
-
-
-ANN = token("ann")
 
 
 @pytest.fixture(autouse=True)
 def skill(rig: Rig) -> None:
     rig.skills.add(a_skill("acme.notes", kind=SkillKind.INSTRUCTION))
     rig.principal = ANN
-
-
-class Stepping:
-    """A command that writes each text that a test gives it, and ends after None."""
-
-    def __init__(self) -> None:
-        self.texts: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self.started = 0
-
-    async def __call__(self, process: TwinProcess) -> None:
-        self.started += 1
-        while (text := await self.texts.get()) is not None:
-            process.log(text)
-        process.write(DONE)
-
-    def say(self, *texts: bytes | None) -> None:
-        for text in texts:
-            self.texts.put_nowait(text)
-
-
-async def start(rig: Rig, script: Any = None, /, principal: Principal | None = None, **params: Any) -> str:
-    rig.backend.script = script or playing(DONE)
-    asked = {"skill_name": "acme.notes", "command": "ls", **params}
-    task = await rig.call("skills.run_cmd_async", principal, **asked)
-    assert task["status"] == "queued"
-    return str(task["task_id"])
-
-
-async def status(rig: Rig, task_id: str, **params: Any) -> dict[str, Any]:
-    return await rig.call("skills.task_status", task_id=task_id, **params)
-
-
-async def until(look: Callable[[], Any]) -> Any:
-    async with asyncio.timeout(30):
-        while not (found := await look()):
-            await asyncio.sleep(0)
-    return found
-
-
-async def watched(rig: Rig, task_id: str, **params: Any) -> dict[str, Any]:
-    async with asyncio.timeout(30):
-        return await rig.call("skills.task_watch", task_id=task_id, **params)
 
 
 async def test_a_task_is_stored_before_it_is_acknowledged(rig: Rig) -> None:
@@ -135,17 +95,13 @@ async def test_a_watch_ends_with_each_end(rig: Rig, ending: Ending | None, said:
 
     task_id = await start(rig, script)
     waiting = asyncio.create_task(watched(rig, task_id))
-    await until(lambda: _is(rig, task_id, "running"))
+    await until(lambda: is_now(rig, task_id, "running"))
     assert not waiting.done()
     go_on.set()
     ended = await waiting
     assert (ended["status"], ended["reason"], ended["exit_code"]) == wanted
     assert ended["finished_at"] is not None
     assert ended["timing"]["duration_ms"] >= 0
-
-
-async def _is(rig: Rig, task_id: str, wanted: str) -> bool:
-    return bool((await status(rig, task_id))["status"] == wanted)
 
 
 async def test_a_watch_says_when_its_time_is_over_and_can_be_repeated(rig: Rig) -> None:
@@ -182,7 +138,7 @@ async def _already(rig: Rig, task_id: str) -> dict[str, Any] | None:
 async def test_cancel_is_confirmed_before_the_state_changes(rig: Rig) -> None:
     work = Stepping()
     task_id = await start(rig, work)
-    await until(lambda: _is(rig, task_id, "running"))
+    await until(lambda: is_now(rig, task_id, "running"))
     assert await rig.call("skills.task_cancel", task_id=task_id) == {
         "task_id": task_id, "status": "canceled", "canceled": True,
     }  # fmt: skip
@@ -196,7 +152,7 @@ async def test_cancel_is_confirmed_before_the_state_changes(rig: Rig) -> None:
 async def test_cancel_of_a_task_that_waits(rig: Rig) -> None:
     rig.configure(admission={"running": 1, "reserve": 0})
     first, second = await start(rig, Stepping()), await start(rig, Stepping())
-    await until(lambda: _is(rig, first, "running"))
+    await until(lambda: is_now(rig, first, "running"))
     assert (await status(rig, second))["status"] == "queued"
     assert (await rig.call("skills.task_cancel", task_id=second))["canceled"]
     assert (await status(rig, second))["exit_code"] == -1
@@ -268,7 +224,7 @@ STRANGERS = [
 async def test_a_task_of_another_project_or_agent_does_not_exist(rig: Rig, stranger: Principal) -> None:
     work = Stepping()
     task_id = await start(rig, work)
-    await until(lambda: _is(rig, task_id, "running"))
+    await until(lambda: is_now(rig, task_id, "running"))
     for tool in ("task_status", "task_watch", "task_logs", "task_cancel"):
         texts = []
         for id in (task_id, "run_none"):
