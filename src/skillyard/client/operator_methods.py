@@ -165,10 +165,17 @@ class SkillTools(Calls):
         return await self.call("skills.list", params)
 
     async def skills_load(
-        self, skill_name: str, path: str | None = None, *, version: str | None = None, agent: str | None = None
+        self,
+        skill_name: str,
+        path: str | None = None,
+        *,
+        version: str | None = None,
+        session_id: str | None = None,
+        agent: str | None = None,
     ) -> Json:
         """``content`` of a file (SKILL.md) with ``bytes``, ``sha256`` and ``version_hash``."""
-        return await self.call("skills.load", given(skill_name=skill_name, path=path, version=version, agent=agent))
+        params = given(skill_name=skill_name, path=path, version=version, session_id=session_id, agent=agent)
+        return await self.call("skills.load", params)
 
     async def skills_activate(
         self,
@@ -176,11 +183,20 @@ class SkillTools(Calls):
         *,
         version: str | None = None,
         timeout_sec: float | None = None,
+        session_id: str | None = None,
+        wait_ms: int | None = None,
         agent: str | None = None,
     ) -> Json:
-        """Make a skill ready for commands: ``local_dir`` and ``active_path`` say where these find its files. Raises
-        Busy when its packages are not built within ``timeout_sec``."""
-        params = given(skill_name=skill_name, version=version, timeout_sec=timeout_sec, agent=agent)
+        """Make a skill ready for commands: ``local_dir`` and ``active_path`` say where these find its files. With
+        ``session_id`` the session has them then. Raises Busy when its packages are not built within ``timeout_sec``."""
+        params = given(
+            skill_name=skill_name,
+            version=version,
+            timeout_sec=timeout_sec,
+            session_id=session_id,
+            wait_ms=wait_ms,
+            agent=agent,
+        )
         return await self.call("skills.activate", params)
 
     async def skills_upload(

@@ -172,7 +172,9 @@ class App:
                 self.skills, self.publisher, config.network, config.limits.family, config.packages, ports.clock, emit
             ),
             Inspection: Inspection(self.skills, ports.jailed),
-            SkillTools: SkillTools(self.skills, self.publisher, ports.blobs, self.planner, self.granter),
+            SkillTools: SkillTools(
+                self.skills, self.publisher, ports.blobs, self.planner, self.granter, commands, self.sessions
+            ),
             SecretBook: self.secrets,
             PackageService: PackageService(
                 self.environments, self.skills, config.packages, ports.blobs, config.blobs.ttl_s

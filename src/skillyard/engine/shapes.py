@@ -204,6 +204,7 @@ _LINE: dict[str, Schema] = {
     "principal": STRING,
     "project": STRING,
     "agent": described(STRING, "the agent that a command belongs to; empty for other runs"),
+    "session": described(TEXT_OR_NULL, "the alias of the session that a command ran in"),
     "status": _STATUS,
     "detached": described(BOOLEAN, "it outlives its caller and the server"),
     "labels": LABELS,

@@ -23,7 +23,8 @@ from skillyard.ports.clock import Clock
 from skillyard.ports.records import RecordStore
 
 _PRIVATE = ("idempotency_key", "request_digest", "revision", "owner", "lease", "deadline", "sandbox", "program",
-            "offsets", "blob_prefix", "secrets", "network_session", "service")  # fmt: skip
+            "offsets", "blob_prefix", "secrets", "network_session", "service",
+            "session_life")  # fmt: skip
 
 Find = Callable[[], Awaitable[RunRecord]]
 """Looks a run up; raises when it does not exist for the caller."""

@@ -20,6 +20,7 @@ from skillyard.domain.errors import (
     FileNotFound,
     Forbidden,
     InvalidInput,
+    ProtectionMissing,
     QuotaExceeded,
     SandboxFault,
     SkillNotFound,
@@ -29,6 +30,7 @@ from skillyard.domain.errors import (
 from skillyard.domain.principal import Principal, Scope, agent_scope
 from skillyard.domain.skill.publication import MAX_REASON
 from skillyard.engine.blobs.service import owned_blob
+from skillyard.engine.commands.service import SUCCEEDED, CommandService
 from skillyard.engine.method import (
     AGENT,
     BLOB_ID,
@@ -50,6 +52,8 @@ from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.grant import Granter
 from skillyard.engine.runs.plan import Planner
 from skillyard.engine.schema import Schema
+from skillyard.engine.sessions.methods import SESSION_PARAMS, SESSION_TIMES
+from skillyard.engine.sessions.service import SessionService
 from skillyard.engine.shapes import FINDING, NEXT_CURSOR, TEXT_OR_NULL
 from skillyard.engine.skills.discovery import file_of, page_of, read_bytes
 from skillyard.engine.skills.publishing import UPLOAD_TOOL, Publisher
@@ -78,6 +82,8 @@ class SkillTools:
     blobs: BlobStore
     planner: Planner
     granter: Granter
+    commands: CommandService
+    sessions: SessionService
 
 
 async def list_(tools: SkillTools, principal: Principal, params: Params) -> dict[str, Any]:
@@ -108,6 +114,10 @@ async def load(tools: SkillTools, principal: Principal, params: Params) -> dict[
     async with tools.skills.large_reads.place(file.size):
         data = await asyncio.to_thread(read_bytes, skill.root, file.path, 0, file.size)
         content, encoding = show(data, text=b"\0" not in data)
+    alias, used = params.get("session_id"), {}
+    if alias is not None:
+        used = await tools.sessions.touch(agent_scope(principal, params.get("agent")), alias)
+        used["session_root"] = "/workspace"
     return {
         "skill_name": skill.name,
         "version": skill.version,
@@ -117,6 +127,7 @@ async def load(tools: SkillTools, principal: Principal, params: Params) -> dict[
         "encoding": encoding,
         "bytes": file.size,
         "sha256": file.sha256,
+        **used,
     }
 
 
@@ -133,6 +144,7 @@ async def activate(tools: SkillTools, principal: Principal, params: Params) -> d
         raise Busy(f"{rule}; activate it again, the build goes on", retry_after_ms=_AGAIN_MS) from None
     except Refused as refusal:
         raise _UNFIT.get(refusal.type, Forbidden)(f"skill_name: {refusal.message}", skill=skill.name) from None
+    used = {} if params.get("session_id") is None else await _begun(tools, principal, params)
     return {
         "mode": "local",
         "skill_name": skill.name,
@@ -141,7 +153,22 @@ async def activate(tools: SkillTools, principal: Principal, params: Params) -> d
         "local_dir": f"/skills/{skill.name}",
         "active_path": "skill",
         "environment": environment.ref.digest,
+        **used,
     }
+
+
+async def _begun(tools: SkillTools, principal: Principal, params: Params) -> dict[str, Any]:
+    """Makes the session ready with the skill's writable files. Returns when it ends.
+
+    Raises what a command there raises, and SandboxFault for one that failed.
+    """
+    known = {
+        name: params[name] for name in ("skill_name", "version", "session_id", "wait_ms", "agent") if name in params
+    }
+    ran = await tools.commands.run(principal, {**known, "command": ":", "language": "bash", "workdir": "."})
+    if ran["status"] != SUCCEEDED:
+        raise SandboxFault(f"session_id: the session cannot be made ready: {ran['error_message']}")
+    return {name: ran[name] for name in SESSION_TIMES}
 
 
 async def upload(tools: SkillTools, principal: Principal, params: Params) -> dict[str, Any]:
@@ -236,7 +263,7 @@ def _tool(
         name=f"skills.{name}",
         doc=doc,
         params=obj({**params, "agent": AGENT}, *required.split()),
-        result=answer(result),
+        result=answer(result, optional=f"{' '.join(SESSION_TIMES)} session_root"),
         scope=scope,
         errors=(*errors, Forbidden),
         surface="operator",
@@ -291,6 +318,7 @@ TABLE = (
             **_NAME,
             "path": described(STRING, "relative to the skill's root", minLength=1, maxLength=4096, default="SKILL.md"),
             "version": VERSION,
+            "session_id": described(STRING, "counts as a use of that session, if there is one", maxLength=64),
         },
         "skill_name",
         {
@@ -302,6 +330,8 @@ TABLE = (
             "encoding": {"type": "string", "enum": ["utf-8", "base64"]},
             "bytes": described(INTEGER, "of the file"),
             "sha256": described(STRING, "of the file"),
+            **SESSION_TIMES,
+            "session_root": described(STRING, "where a session's commands find what earlier ones left"),
         },
         load,
         (SkillNotFound, FileNotFound),
@@ -322,6 +352,7 @@ TABLE = (
                 "default": ACTIVATE_S,
                 "description": "how long to wait for its packages; a build goes on after that",
             },
+            **SESSION_PARAMS,
         },
         "skill_name",
         {
@@ -332,9 +363,10 @@ TABLE = (
             "local_dir": described(STRING, "where commands find its files, read-only"),
             "active_path": described(STRING, "the working directory with its files, which commands may write to"),
             "environment": described(STRING, "the digest of the environment with its packages"),
+            **SESSION_TIMES,
         },
         activate,
-        (SkillNotFound, Busy, SandboxFault),
+        (SkillNotFound, Busy, SandboxFault, QuotaExceeded, ProtectionMissing),
         {"skill_name": "examples.csv.summarize"},
         scope=Scope.EXECUTE,
         builds=True,

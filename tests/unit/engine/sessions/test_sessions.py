@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skillyard.domain.errors import Busy, Forbidden, InvalidInput, QuotaExceeded, SandboxFault, SessionNotFound
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.skill.skill import SkillKind
+from skillyard.domain.skill.skill import Needs, SecretNeed, SkillFile, SkillKind, SkillSource
 from skillyard.domain.work.record import Outcome
 from skillyard.domain.work.session import SessionRecord, SessionState
 from skillyard.testing.twin_sandbox import TwinProcess
@@ -325,3 +326,35 @@ async def test_recovery_ends_sessions_without_a_sandbox_and_keeps_the_others(rig
     await rig.app.reaper.recover()
     assert {row["session_id"]: row["ended_by"] for row in await listed(rig, ended=True)} == {"a": "lost", "b": ""}
     assert len(rig.backend.held) == 1
+
+
+async def test_activate_makes_a_session_ready_and_load_uses_it(rig: Rig, tmp_path: Path) -> None:
+    principal = Principal("ann", SCOPES | {Scope.EXECUTE, Scope.DISCOVER}, agent="crawler")
+    rig.skills.add(a_skill("acme.notes", tmp_path, kind=SkillKind.INSTRUCTION, files=(SkillFile("SKILL.md", 2, "x"),)))
+    (tmp_path / "SKILL.md").write_text("# ")
+    told = await rig.call("skills.load", principal, skill_name="acme.notes", path="SKILL.md", session_id="work")
+    assert (told["session_id"], told["idle_at"], told["session_root"]) == ("work", None, "/workspace")
+    assert await live(rig) == []
+    made = await rig.call("skills.activate", principal, skill_name="acme.notes", session_id="work")
+    assert (made["session_id"], made["expires_at"]) == ("work", rig.clock.now() + 21600)
+    [session] = await live(rig)
+    assert (session.state, session.skills) == (SessionState.READY, ("acme.notes",))
+    rig.clock.time += 1000
+    again = await rig.call("skills.load", principal, skill_name="acme.notes", path="SKILL.md", session_id="work")
+    assert again["idle_at"] == rig.clock.now() + 1800
+
+
+async def test_a_skill_without_approval_leaves_no_rights_to_later_calls(rig: Rig) -> None:
+    needs = Needs(secrets=(SecretNeed("TOKEN"),))
+    rig.skills.add(a_skill("acme.rights", kind=SkillKind.INSTRUCTION, needs=needs))
+    rig.skills.add(a_skill("acme.stranger", kind=SkillKind.INSTRUCTION, source=SkillSource.PUBLISHED))
+    rig.configure(policy={"run_code_secrets": "mounted"})
+    rig.secrets.values["TOKEN"] = "tok-0123456789"
+    assert (await run_cmd(rig, skill_name="acme.rights"))["status"] == "succeeded"
+    assert (await run_cmd(rig, skill_name="acme.stranger"))["status"] == "succeeded"
+    with pytest.raises(Forbidden) as refused:
+        await run_cmd(rig, skill_name="acme.rights")
+    assert "acme.stranger" in str(refused.value)
+    assert [session.call for session in await live(rig)] == [None]
+    assert (await run_cmd(rig))["status"] == "succeeded"
+    assert (await run_cmd(rig, "fresh", skill_name="acme.rights"))["status"] == "succeeded"

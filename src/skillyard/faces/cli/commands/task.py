@@ -44,6 +44,7 @@ _files = {
 @click.option("--timeout", type=click.FloatRange(min=0.001), metavar="SECONDS", help="Wall clock.")
 @click.option("--env", "env", metavar="NAME=VALUE", multiple=True, help="A variable of the command. May repeat.")
 @click.option("--workdir", metavar="DIR", help="Below /workspace.  [default: skill, a writable copy of the skill]")
+@click.option("--session", metavar="NAME", help="Share /workspace with the other commands of this session.")
 @click.option("--input", "inputs", metavar="[PATH=]FILE", multiple=True, help=_files["--input"])
 @click.option("--output", "outputs", metavar="PATH", multiple=True, help=_files["--output"])
 @click.option("--save", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help=_files["--save"])
@@ -61,6 +62,7 @@ def sh(
     timeout: float | None,
     env: tuple[str, ...],
     workdir: str | None,
+    session: str | None,
     inputs: tuple[str, ...],
     outputs: tuple[str, ...],
     save: Path | None,
@@ -73,7 +75,7 @@ def sh(
     as_json: bool,
     where: Where,
 ) -> None:
-    """Run a shell command in a skill, in a fresh sandbox.
+    """Run a shell command in a skill, in a fresh sandbox or with --session in one that is kept.
 
     One word is a text for the shell; several are a program and its arguments. The output and the exit code are the
     command's own. Ctrl-C ends it; with --detach it is a task that goes on.
@@ -91,6 +93,7 @@ def sh(
         "timeout_sec": timeout,
         "env": _variables(env),
         "workdir": workdir,
+        "session_id": session,
         "outputs": [{"path": path} for path in outputs],
         "limits": parse_limits(limits),
         "isolation": isolation,
