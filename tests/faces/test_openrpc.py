@@ -43,7 +43,7 @@ SCENARIO = """
 rpc.discover list_skills describe_skill read_skill_file load_skills_protocol_guide create_blob
 read_blob blobs.list blobs.stat secrets.set secrets.list secrets.bind secrets.rollback run_code
 catalogue.needs catalogue.approve catalogue.approvals execute_skill catalogue.revoke secrets.audit
-skills.run_cmd skills.sessions skills.end_session skills.run_cmd_async skills.task_watch
+skills.run_cmd skills.read_artifact skills.sessions skills.end_session skills.run_cmd_async skills.task_watch
 skills.task_status skills.task_logs skills.task_cancel skills.tasks runs.set_network runs.cancel runs.list
 runs.show runs.logs runs.wait runs.events policy.explain policy.show
 catalogue.versions catalogue.pin catalogue.unpin catalogue.diff catalogue.review catalogue.problems

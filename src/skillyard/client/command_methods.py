@@ -181,6 +181,13 @@ class CommandMethods(Calls):
         """One page, newest first: ``tasks`` and ``next_cursor``."""
         return await self.call("skills.tasks", given(limit=limit, cursor=cursor, agent=agent))
 
+    async def read_artifact(
+        self, artifact_id: str, *, offset: int | None = None, max_bytes: int | None = None, agent: str | None = None
+    ) -> Json:
+        """One page of a file of a command: ``filename``, ``content``, ``encoding``, ``next_offset``."""
+        params = given(artifact_id=artifact_id, offset=offset, max_bytes=max_bytes, agent=agent)
+        return await self.call("skills.read_artifact", params)
+
     async def sessions(
         self, *, ended: bool = False, all: bool = False, limit: int | None = None, agent: str | None = None
     ) -> Json:
@@ -204,5 +211,6 @@ class SyncCommandMethods(Waits):
     task_logs = blocking(CommandMethods.task_logs)
     task_cancel = blocking(CommandMethods.task_cancel)
     list_tasks = blocking(CommandMethods.list_tasks)
+    read_artifact = blocking(CommandMethods.read_artifact)
     sessions = blocking(CommandMethods.sessions)
     end_session = blocking(CommandMethods.end_session)

@@ -34,6 +34,7 @@ REPEATABLE = frozenset(
         "server.drain",
         "skills.list",
         "skills.load",
+        "skills.read_artifact",
         "skills.sessions",
         "skills.task_cancel",
         "skills.task_logs",

@@ -14,6 +14,7 @@ from skillyard.domain.sandbox.frames import FrameFamilies
 from skillyard.domain.sandbox.spec import make_spec
 from skillyard.engine.backends import Backends
 from skillyard.engine.blobs.service import BlobService
+from skillyard.engine.commands.artifacts import ArtifactService
 from skillyard.engine.commands.service import CommandService
 from skillyard.engine.commands.tasks import TaskService
 from skillyard.engine.driver import ActiveRuns, Tools
@@ -166,6 +167,7 @@ class App:
             CommandService: commands,
             TaskService: self.task_service,
             SessionService: self.sessions,
+            ArtifactService: ArtifactService(ports.blobs, ports.records, reads),
             SkillService: self.skills,
             Publisher: self.publisher,
             Approvals: Approvals(

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from skillyard.domain.errors import MethodNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.blobs import methods as blobs
+from skillyard.engine.commands import artifacts, task_methods
 from skillyard.engine.commands import methods as command_methods
-from skillyard.engine.commands import task_methods
 from skillyard.engine.method import OBJECT, STRING, Method, NoService, answer, list_of, obj
 from skillyard.engine.network import methods as policy_methods
 from skillyard.engine.packages import methods as environment_methods
@@ -30,6 +30,7 @@ METHODS: dict[str, Method[Any]] = {
         execution,
         command_methods,
         task_methods,
+        artifacts,
         session_methods,
         blobs,
         policy_methods,
