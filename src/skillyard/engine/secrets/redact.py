@@ -87,7 +87,7 @@ class Redactor:
             return b""
         out, cursor = bytearray(), self._covered
         for match in search.finditer(self._pending):
-            start, stop = match.span(1)
+            start, stop = match.start(), match.end(match.lastindex or 0)
             if start >= end:
                 break
             if start >= cursor:
@@ -126,7 +126,7 @@ class Redaction:
         forms = sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True)
         self._forms = forms
         self._longest = len(forms[0]) if forms else 1
-        self._search = re.compile(b"(?=(" + _one_of(forms) + b"))") if forms else None
+        self._search = _starts_of(forms) if forms else None
         self.empty = not forms
 
     def stream(self, covered: int = 0) -> Redactor:
@@ -204,7 +204,19 @@ class Blackout(Redaction):
 NOTHING = Redaction()
 
 
-def _one_of(forms: list[bytes], deep: int = 3) -> bytes:
+def _starts_of(forms: list[bytes]) -> re.Pattern[bytes]:
+    """Returns a pattern that finds each byte where one of ``forms`` starts.
+
+    Its group ends where the first that fits does. A match takes one byte, so that forms which overlap are found. It
+    begins with that byte, and not with an assertion: the engine skips to it then, several times as fast.
+    """
+    below: dict[bytes, list[bytes]] = {}
+    for form in forms:
+        below.setdefault(form[:1], []).append(form[1:])
+    return re.compile(b"|".join(re.escape(head) + b"(?=(" + _one_of(rest) + b"))" for head, rest in below.items()))
+
+
+def _one_of(forms: list[bytes], deep: int = 2) -> bytes:
     """Returns a pattern for any of ``forms``, the first that fits.
 
     It is sorted by first bytes: else each form would be tried at each byte of a log, and a skill may have many
