@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from starlette.routing import Route
+
 from skillyard.config.settings import Settings
 from skillyard.domain.errors import InvalidInput, SkillyardError
 from skillyard.domain.principal import OWNER, Principal
@@ -32,6 +34,7 @@ from skillyard.faces.http.guard import Bearer, Everybody, Hosts, is_loopback
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.server import HttpServer, listen, url_of
 from skillyard.faces.http.service import StopRequest, on_signals, run_service
+from skillyard.faces.http.tasks import TaskEvents
 from skillyard.faces.observability.logs import fan_out, log_event, logging_to
 from skillyard.faces.observability.metrics import Metrics
 from skillyard.faces.observability.tracing import Tracing, TracingUnavailable, exporting_provider, wanted
@@ -127,6 +130,9 @@ class _Process:
                 self._settings.skills.upload_bytes,
             ),
             open_metrics=server.open_metrics,
+            more_routes=(
+                Route("/tasks/{task_id}/events", TaskEvents(lambda: self._runtime.app.task_service, self._lifecycle)),
+            ),
         )
         return self._tracing.continuing(app) if self._tracing else app
 

@@ -167,6 +167,16 @@ class TaskService:
             "complete": page.complete,
         }
 
+    async def events(self, principal: Principal, params: Params) -> dict[str, Any]:
+        """Returns the events of a task behind number ``after``. Raises TaskNotFound, Busy."""
+        task_id = params["task_id"]
+
+        async def find() -> RunRecord:
+            return await self.owned(principal, task_id, params.get("agent"))
+
+        page = params["after"], params["limit"], params["wait_ms"]
+        return await self._history.event_page(principal, task_id, find, *page)
+
     async def told(self, record: RunRecord, tail_bytes: int) -> dict[str, Any]:
         """Returns a task as ``skills.task_status`` tells it."""
         active, record = self._active.get(record.run_id), record.seen()

@@ -93,8 +93,18 @@ class RunHistory:
     async def events(self, principal: Principal, run_id: str, after: int, limit: int, wait_ms: int) -> dict[str, Any]:
         """Returns the events behind number ``after``; waits for one while there is none. Raises RunNotFound, Busy."""
 
+        async def find() -> RunRecord:
+            return await self.owned(principal, run_id)
+
+        return await self.event_page(principal, run_id, find, after, limit, wait_ms)
+
+    async def event_page(
+        self, principal: Principal, run_id: str, find: Find, after: int, limit: int, wait_ms: int
+    ) -> dict[str, Any]:
+        """As :meth:`events`, of the run that ``find`` gives. Raises what that raises, and Busy."""
+
         async def told() -> dict[str, Any]:
-            record = await self.owned(principal, run_id)
+            record = await find()
             events = await self._events(record, after, limit)
             return {
                 "run_id": run_id,

@@ -15,6 +15,7 @@ from skillyard.domain.errors import (
     QuotaExceeded,
     SkillNotFound,
     SkillyardError,
+    TaskNotFound,
     Unauthenticated,
     VersionTaken,
 )
@@ -125,6 +126,7 @@ _STATUSES: tuple[tuple[type[SkillyardError], int], ...] = (
     (Busy, 429),
     (BlobNotFound, 404),
     (SkillNotFound, 404),
+    (TaskNotFound, 404),
     (VersionTaken, 409),
     (BundleRefused, 422),
     (QuotaExceeded, 413),
