@@ -27,6 +27,7 @@ leftovers-files
 endings-signal_is_told endings-kill_ends_the_whole_tree endings-usage_is_told
 disk-three-places
 mounts-mounts_cannot_be_changed
+content-opened_tree_is_shown content-packages_can_be_imported
 guest-skills_and_blobs_are_read
 survival-task_goes_on_without_its_server
 """

@@ -21,8 +21,8 @@ from skillyard.domain.sandbox import frames
 from skillyard.domain.sandbox.frames import DEFAULT_LIMITS, FrameLimits, FrameReader, Result
 from skillyard.domain.sandbox.spec import Argv, BlobMount, GuestCall, SkillMount, encode_request
 from skillyard.sandbox.guest_argv import descriptor, files_argv, guest_argv, guest_bundle
-from tests.unit.guest.conftest import PREFIX, PYTHON, GuestBox
-from tests.unit.guest.test_files import answers, asked
+from tests.conformance.guest.conftest import PREFIX, PYTHON, GuestBox
+from tests.conformance.guest.test_files import answers, asked
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skillyard.domain.sandbox.frames import FrameFault, FrameReader, Result
-from tests.unit.guest.conftest import PREFIX, GuestBox
+from tests.conformance.guest.conftest import PREFIX, GuestBox
 
 
 def test_it_looks_like_a_plain_interpreter(box: GuestBox) -> None:

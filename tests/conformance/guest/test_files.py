@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from skillyard.guest.files import DAMAGED, GIVEN_UP, MISSING, NO_SPACE, NOT_REGULAR, REFUSED, USAGE, WINDOW
-from tests.unit.guest.conftest import PYTHON, GuestBox
+from tests.conformance.guest.conftest import PYTHON, GuestBox
 
 DONE = 0
 

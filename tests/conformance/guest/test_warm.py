@@ -12,7 +12,7 @@ import pytest
 
 from skillyard.domain.sandbox.frames import FrameReader, Result
 from skillyard.domain.sandbox.spec import encode_request
-from tests.unit.guest.conftest import GuestBox
+from tests.conformance.guest.conftest import GuestBox
 
 SERVE = """
 import gc, json, os, socket

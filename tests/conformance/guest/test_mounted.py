@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.guest.conftest import GuestBox
+from tests.conformance.guest.conftest import GuestBox
 
 GIF = {
     "SKILL.md": "",

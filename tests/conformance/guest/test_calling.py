@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skillyard.domain.sandbox.frames import Notes
-from tests.unit.guest.conftest import GuestBox
+from tests.conformance.guest.conftest import GuestBox
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.guest.conftest import GuestBox
+from tests.conformance.guest.conftest import GuestBox
 
 
 def returning(expression: str, before: str = "") -> str:

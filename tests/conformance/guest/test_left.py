@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skillyard.domain.sandbox.frames import BlobBegin, Notes
-from tests.unit.guest.conftest import GuestBox, Ran
+from tests.conformance.guest.conftest import GuestBox, Ran
 
 FILES = {"count": 20, "each_bytes": 100_000, "bytes": 300_000}
 

@@ -8,8 +8,8 @@ import pytest
 
 from skillyard.domain.sandbox.frames import FrameFault, FrameLimits, FrameReader, State
 from skillyard.domain.work.service import Service
-from tests.unit.guest.conftest import GuestBox, Ran
-from tests.unit.guest.test_shell import apart, command
+from tests.conformance.guest.conftest import GuestBox, Ran
+from tests.conformance.guest.test_shell import apart, command
 
 LISTENS = """
 import os, socket, time

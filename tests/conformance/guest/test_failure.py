@@ -8,7 +8,7 @@ import os
 import pytest
 
 from skillyard.guest.failure import MAX_TRACEBACK
-from tests.unit.guest.conftest import GuestBox
+from tests.conformance.guest.conftest import GuestBox
 
 
 @pytest.mark.parametrize(

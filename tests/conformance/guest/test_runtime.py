@@ -9,7 +9,7 @@ import pytest
 
 from skillyard.domain.sandbox.frames import BlobAbandon, BlobData, FrameReader
 from skillyard.domain.sandbox.spec import encode_request
-from tests.unit.guest.conftest import PREFIX, PYTHON, GuestBox
+from tests.conformance.guest.conftest import PREFIX, PYTHON, GuestBox
 
 MIB = 1024 * 1024
 

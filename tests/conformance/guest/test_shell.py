@@ -9,7 +9,7 @@ import pytest
 
 from skillyard.domain.sandbox.frames import BlobBegin, Notes
 from skillyard.engine.commands.output import STDERR, STDOUT, Unmarker
-from tests.unit.guest.conftest import PREFIX, GuestBox, Ran
+from tests.conformance.guest.conftest import PREFIX, GuestBox, Ran
 
 FILES = {"count": 20, "each_bytes": 100_000, "bytes": 300_000}
 
