@@ -102,12 +102,6 @@ class SandboxSpec:
     resource_class: str = ""
     snapshot: str = ""
 
-    @property
-    def is_placed(self) -> bool:
-        """Whether each mount, and the packages, are at a place on this host."""
-        packages = self.environment.packages
-        return all(mount.source.path for mount in self.mounts) and (packages is None or packages.path is not None)
-
     def refuse_names(self, backend: str, *known: str) -> None:
         """Raises InvalidInput for a name of a kind that ``backend`` does not have.
 

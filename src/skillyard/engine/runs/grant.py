@@ -95,6 +95,7 @@ class Granter:
         self._packages = packages
         self._secrets = secrets
         self._rules = rules
+        self._closed = rules.sandbox.read_only
         self._environments = environments
         self._ahead = ahead
         self._schemas = schemas
@@ -118,11 +119,10 @@ class Granter:
         mounts = (*map(_skill_mount, plan.skills), *plan.blob_mounts) if plan.skills or plan.blobs else ()
         prefix = plan.blob_prefix or self._ids.blob() + "-"
         frames = self._frames.of(plan.request.command)
-        closed = self._rules.sandbox.read_only
-        guest = _guest(plan, prefix, env, frames, view="workspace" not in closed)
+        guest = _guest(plan, prefix, env, frames, view="workspace" not in self._closed)
         if self._variables:
             guest["env"] = {**self._variables, **env}
-        spec = make_spec(plan.offer.demand, plan.limits, ref, mounts, group, plan.principal.name, closed)
+        spec = make_spec(plan.offer.demand, plan.limits, ref, mounts, group, plan.principal.name, self._closed)
         return Grant(
             spec=spec,
             environment=plan.environment if named else f"{plan.environment}+{environment.digest[:SHOWN]}",
@@ -146,8 +146,7 @@ class Granter:
         group = plan.principal.name if self._rules.policy.separate_principals else ""
         modules = consented(plan, environment, self._environments.definitions[plan.environment], named=named)
         ref, _ = self._ahead.chosen(plan.offer.backend, environment.ref, modules, group)
-        closed = self._rules.sandbox.read_only
-        spec = make_spec(plan.offer.demand, plan.limits, ref, (), group, plan.principal.name, closed)
+        spec = make_spec(plan.offer.demand, plan.limits, ref, (), group, plan.principal.name, self._closed)
         await plan.offer.backend.prepare(spec)
         return environment
 

@@ -14,7 +14,7 @@ from skillyard.domain.principal import Principal
 from skillyard.domain.sandbox.spec import Owner
 from skillyard.domain.work.record import Outcome, RunRecord
 from skillyard.engine.driver import ActiveRun, Driver, Tools
-from skillyard.engine.lending import Loan, Order
+from skillyard.engine.lending import Order
 from skillyard.engine.observer import RunEnded, RunQueued, RunRefused
 from skillyard.engine.packages.environments import Environments
 from skillyard.engine.runs.detached import DetachedRuns
@@ -207,21 +207,18 @@ class RunService:
 
     async def _lent(self, plan: Plan, grant: Grant) -> RunRecord:
         order = Order(plan.run_id, plan.principal.name, plan.offer, grant.spec, grant.network)
-        loan = None
+        queued, loan = partial(self._queued, plan), None
+        kept = plan.request.session is not None
         try:
-            async with self._loan_of(plan, grant, order) as loan:
+            async with (
+                self._sessions.lend(plan, grant, order, queued) if kept else self._lender.lend(order, queued)
+            ) as loan:
                 job = job_of(plan, grant, self._tools.network, loan.session)
                 return await Driver(self._tools, job, loan, ActiveRun(plan.run_id, plan.principal.name)).run()
         except SkillyardError as error:
             if loan is None:
                 self._turned_away(plan.principal, plan.request, error)
             raise
-
-    def _loan_of(self, plan: Plan, grant: Grant, order: Order) -> Loan:
-        queued = partial(self._queued, plan)
-        if plan.request.session is None:
-            return self._lender.lend(order, queued)
-        return self._sessions.lend(plan, grant, order, queued)
 
     def _turned_away(self, principal: Principal, request: RunRequest, error: SkillyardError) -> None:
         """Tells observers of a run that has no record."""

@@ -112,7 +112,7 @@ class NativeBackend:
         if self._probe is None:
             await self.probe()
         self._demand(spec)
-        if spec.is_placed:
+        if _is_placed(spec):
             return await self._create(spec, key)
         async with self._content.placed(spec, key) as placed:
             sandbox = await self._create(placed, key)
@@ -240,7 +240,7 @@ class NativeBackend:
     async def prepare(self, spec: SandboxSpec) -> Prepared | None:
         try:
             link = await self._linked()
-            if not spec.is_placed:
+            if not _is_placed(spec):
                 spec = replace(spec, environment=await self._content.with_packages(spec.environment))
             told, _ = await link.answer({"op": "prepare", "shape": self.shape(link, spec), "listen": _listen(spec)})
         except SandboxFault:
@@ -380,3 +380,9 @@ def _make(place: Place) -> NativeBackend:
 
 KIND = Kind(Nature(rank=1), _make)
 """Every wall of ours, and the speed of a fork."""
+
+
+def _is_placed(spec: SandboxSpec) -> bool:
+    """Whether each mount, and the packages, are at a place on this host."""
+    packages = spec.environment.packages
+    return all(mount.source.path for mount in spec.mounts) and (packages is None or packages.path is not None)

@@ -44,7 +44,7 @@ async def it_comes_back_whole(make: Maker) -> None:
         whole = session(
             state=SessionState.READY,
             ready_at=8.5,
-            isolation="native",
+            isolation="toy",
             sandbox="sb-1",
             sandboxes=2,
             fit="f",
