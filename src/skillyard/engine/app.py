@@ -303,7 +303,7 @@ class App:
         keeping = Keeping(
             ports.sessions, ports.records, self.backends, ports.clock, ports.ids, emit, config.sessions, holder
         )
-        self.sessions = SessionService(keeping, self.lender, self.active, ports.clock, emit)
+        self.sessions = SessionService(keeping, self.lender, ports.secrets, self.active, ports.clock, emit)
         self.detached = DetachedRuns(
             self.planner,
             granter,

@@ -153,7 +153,9 @@ class Reaper:
         """Erases the secret values that were kept for runs that have ended."""
         try:
             if keeping := await self._secrets.keeping():
-                live = _kept(await self._records.unfinished())  # read later: a run that keeps values is live before
+                # Read later: a run or session that keeps values is live before.
+                live = _kept(await self._records.unfinished())
+                live |= {key.rpartition("-")[0] for key in await self._sessions.keys()}
                 for run_id in keeping:
                     if run_id not in live:
                         await self._secrets.forget(run_id)

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 
-from skillyard.domain.errors import SkillyardError
+from skillyard.domain.errors import SkillyardError, StoreFault
 from skillyard.domain.principal import Principal
 from skillyard.domain.sandbox.frames import FrameFamilies
 from skillyard.domain.sandbox.spec import Owner, SandboxSpec
@@ -307,6 +307,8 @@ class DetachedRuns:
         async with turn, self._sessions.lend(plan, grant, order, partial(self._queued, plan)) as loan:
             active.interrupt = None
             job = job_of(plan, grant, tools.network, loan.session)
+            if loan.session is not None:
+                job = replace(job, redaction=await self._sessions.redaction(loan.session, grant.given))
             session = None if grant.network is None else plan.run_id
             record = replace(job.record, secrets=secrets, network_session=session)
             await Driver(tools, replace(job, record=record), loan, active).run()
@@ -335,10 +337,12 @@ class DetachedRuns:
         clock, withheld = self._tools.clock, ""
         redaction = hosts = NOTHING
         try:
-            if record.secrets:
-                known = await self._secrets.again(record.run_id, record.secrets)
+            known = await self._secrets.again(record.run_id, record.secrets) if record.secrets else ()
+            if record.session_life is not None:
+                known += await self._sessions.known_secrets(record.session_life)
+            if known:
                 redaction, hosts = Redaction(known), of_hosts(known)
-        except Refused as refusal:
+        except (Refused, StoreFault) as refusal:
             redaction = hosts = Blackout()
             withheld = refusal.message
         job = Job(

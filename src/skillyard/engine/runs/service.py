@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -214,6 +214,8 @@ class RunService:
                 self._sessions.lend(plan, grant, order, queued) if kept else self._lender.lend(order, queued)
             ) as loan:
                 job = job_of(plan, grant, self._tools.network, loan.session)
+                if loan.session is not None:
+                    job = replace(job, redaction=await self._sessions.redaction(loan.session, grant.given))
                 return await Driver(self._tools, job, loan, ActiveRun(plan.run_id, plan.principal.name)).run()
         except SkillyardError as error:
             if loan is None:

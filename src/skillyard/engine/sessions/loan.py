@@ -19,6 +19,9 @@ from skillyard.engine.shares import Admission
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.sandbox import Sandbox
 
+RENEWED_AFTER = 200
+"""Runs after which a session gets a new sandbox, into which its files move."""
+
 
 class SessionLoan(Loan):
     """The block begins with the run's turn in the session. When it is left, the sandbox is cleared and stays."""
@@ -94,7 +97,9 @@ class SessionLoan(Loan):
         session, backend = self._session, self._order.offer.backend
         fit = fit_of(self._order.offer.name, self._spec)
         old = None if session.sandbox is None else await self._attach(session)
-        if old is not None and session.fit == fit:
+        # The keeper keeps what each program wrote as long as the sandbox.
+        worn = session.runs % RENEWED_AFTER == RENEWED_AFTER - 1
+        if old is not None and session.fit == fit and not worn:
             self._before = self._keeping.cleared.get(session.session_id)
             return old
         session = await self._keeping.makes(session)

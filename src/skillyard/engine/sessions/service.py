@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, SessionNotFound, SkillyardError, shown
@@ -13,16 +13,28 @@ from skillyard.engine.lending import Lender, Loan, Order, Queued
 from skillyard.engine.observer import Fault, Observer
 from skillyard.engine.runs.grant import Grant
 from skillyard.engine.runs.plan import Plan
+from skillyard.engine.secrets.redact import NOTHING, Redaction
+from skillyard.engine.secrets.service import GivenSecret
 from skillyard.engine.sessions.keeping import HARD, LEASE_S, LOST, Keeping, Use
 from skillyard.engine.sessions.loan import SessionLoan
 from skillyard.ports.clock import Clock
+from skillyard.ports.secrets import SecretStore
 
 
 class SessionService:
     """Lends sandboxes to runs: that of the session that a run names, or one of its own."""
 
-    def __init__(self, keeping: Keeping, lender: Lender, active: ActiveRuns, clock: Clock, emit: Observer) -> None:
+    def __init__(
+        self,
+        keeping: Keeping,
+        lender: Lender,
+        secrets: SecretStore,
+        active: ActiveRuns,
+        clock: Clock,
+        emit: Observer,
+    ) -> None:
         self._keeping = keeping
+        self._secrets = secrets
         self._store = keeping.store
         self._settings = keeping.settings
         self.lender = lender
@@ -72,6 +84,21 @@ class SessionService:
         if key is None:
             return self.lender.lend(order)
         return self._of_session(order, Use(key, order.tenant, order.key, None), None)
+
+    async def redaction(self, session_id: str, given: Iterable[GivenSecret]) -> Redaction:
+        """Returns the redaction of a run in a session, of all secrets that were given there.
+
+        An earlier run may have written one into a file. Raises StoreFault.
+        """
+        known = await self.known_secrets(session_id)
+        values = tuple(dict.fromkeys((*known, *[secret.value for secret in given])))
+        if values != known:
+            await self._secrets.keep(session_id, values)
+        return Redaction(values) if values else NOTHING
+
+    async def known_secrets(self, session_id: str) -> tuple[str, ...]:
+        """Returns the values that runs of a session were given. Raises StoreFault."""
+        return tuple(await self._secrets.kept(session_id) or ())
 
     def _of_session(self, order: Order, use: Use, queued: Queued | None) -> Loan:
         lender = self.lender

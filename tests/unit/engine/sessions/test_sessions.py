@@ -356,5 +356,20 @@ async def test_a_skill_without_approval_leaves_no_rights_to_later_calls(rig: Rig
         await run_cmd(rig, skill_name="acme.rights")
     assert "acme.stranger" in str(refused.value)
     assert [session.call for session in await live(rig)] == [None]
+    rig.backend.script = playing(DONE, log=b"found tok-0123456789\n")
+    assert (await run_cmd(rig))["stdout"] == "found [redacted]\n"
+    assert (await run_cmd(rig, "other"))["stdout"] == "found tok-0123456789\n"
+    rig.configure()
+    await rig.app.reaper.recover()
+    await rig.app.reaper.sweep()
+    assert (await run_cmd(rig))["stdout"] == "found [redacted]\n"
     assert (await run_cmd(rig))["status"] == "succeeded"
     assert (await run_cmd(rig, "fresh", skill_name="acme.rights"))["status"] == "succeeded"
+
+
+async def test_a_session_gets_a_new_sandbox_now_and_then(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skillyard.engine.sessions.loan.RENEWED_AFTER", 3)
+    for number in range(4):
+        assert (await run_cmd(rig, outputs=[]))["status"] == "succeeded"
+        assert len(rig.backend.destroyed) == (1 if number >= 2 else 0)
+    assert len(rig.backend.held) == 1
