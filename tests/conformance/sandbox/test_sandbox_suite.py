@@ -27,15 +27,16 @@ NAMED = {check.id: check for check in CHECKS}
 Sabotage = Callable[[list[str]], list[str]]
 
 
-@pytest.fixture
-async def ground(tmp_path: Path) -> AsyncIterator[Ground]:
+@pytest.fixture(scope="module")
+async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
     """Over a backend whose probe was taken while all was well."""
-    backend = ExecBackend(tmp_path)
-    (tmp_path / "scratch").mkdir()
+    base = tmp_path_factory.mktemp("exec")
+    backend = ExecBackend(base)
+    (base / "scratch").mkdir()
     await backend.probe()
-    yield Ground(backend, tmp_path / "scratch", hidden=(tmp_path,))
+    yield Ground(backend, base / "scratch", hidden=(base,))
     await backend.close()
-    assert list(tmp_path.glob("exec-*")) == []
+    assert list(base.glob("exec-*")) == []
 
 
 def without(*words: str) -> Sabotage:
