@@ -82,10 +82,11 @@ class CommandMethods(Calls):
         idempotency_key: str | None = None,
         labels: Mapping[str, str] | None = None,
         agent: str | None = None,
+        quiet_after_sec: float | None = None,
     ) -> Json:
         """Starts a command as a task, which outlives this caller and the server: ``task_id``.
 
-        The parameters are those of :meth:`run_cmd`.
+        The parameters are those of :meth:`run_cmd`. An event tells that it wrote nothing for ``quiet_after_sec``.
         """
         params = given(
             skill_name=skill_name,
@@ -105,6 +106,7 @@ class CommandMethods(Calls):
             idempotency_key=idempotency_key,
             labels=labels,
             agent=agent,
+            quiet_after_sec=quiet_after_sec,
         )
         return await self.call("skills.run_cmd_async", params)
 

@@ -20,7 +20,7 @@ from skillyard.domain.sandbox.spec import Guest, Stream, StreamLimits
 from skillyard.domain.work.record import Ending, Outcome, RunRecord, RunStatus
 from skillyard.engine.commands.ending import concluded, cut_short, judged
 from skillyard.engine.commands.output import Marked
-from skillyard.engine.commands.tails import Live
+from skillyard.engine.commands.tails import Live, Silence
 from skillyard.engine.lending import Loan
 from skillyard.engine.network.refusals import used, with_network, without_network
 from skillyard.engine.network.run_network import RunNetwork
@@ -480,9 +480,11 @@ class Driver:
         """Returns None for a run that dies with its server: its log is read last."""
         if self._ledger is None:
             return None
-        live = self._active.live = Live(self._tools.clock.now) if self._job.command is not None else None
+        if (command := self._job.command) is not None:
+            tell = Silence(self._tools.tasks, self._ledger.tell, command.quiet_after_s)
+            self._active.live = Live(self._tools.clock.now, tell)
         taken, longer_s = self._record.offsets.log, self._job.limits.timeout_ms / 1000
-        return LogInParts(self._logs, self._target, taken, self._ledger.took, longer_s, live)
+        return LogInParts(self._logs, self._target, taken, self._ledger.took, longer_s, self._active.live)
 
     def _remaining_s(self) -> float:
         if self._record.deadline is None:

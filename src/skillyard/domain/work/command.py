@@ -68,7 +68,8 @@ class Output:
 class Command:
     """A checked command. ``workdir`` lies below ``/workspace``; it is empty for that directory itself.
 
-    ``service`` is there when it listens, and is None for other commands. ``view`` is the place of the skill's writable
+    ``service`` is there when it listens, and is None for other commands. A task tells of a silence of
+    ``quiet_after_s``. ``view`` is the place of the skill's writable
     files, which paths call ``skill``.
     """
 
@@ -80,6 +81,7 @@ class Command:
     outputs: tuple[Output, ...] = ()
     service: Service | None = None
     view: str = VIEW
+    quiet_after_s: float | None = None
 
     @property
     def can_only_read(self) -> bool:
@@ -90,8 +92,9 @@ class Command:
         """Returns the JSON form that :func:`from_stored` takes."""
         plain = {**asdict(self), "env": dict(self.env)}
         del plain["service"]
-        if self.view == VIEW:
-            del plain["view"]
+        for name, usual in (("view", VIEW), ("quiet_after_s", None)):
+            if plain[name] == usual:
+                del plain[name]
         return plain if self.service is None else {**plain, "service": self.service.stored()}
 
     def inside(self, path: str) -> str:
@@ -129,6 +132,7 @@ def from_params(params: Mapping[str, Any]) -> Command:
         env=_variables(params.get("env") or {}),
         inputs=tuple(_input(at, row, workdir) for at, row in enumerate(params.get("inputs") or ())),
         outputs=tuple(_output(at, row, workdir) for at, row in enumerate(params.get("outputs") or ())),
+        quiet_after_s=params.get("quiet_after_sec"),
     )
     _check_apart("inputs", "mount_path", [one.path for one in command.inputs])
     names = [one.save_as or one.path for one in command.outputs if not one.is_pattern]

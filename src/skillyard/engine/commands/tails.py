@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from skillyard.engine.commands.output import BOTH, MARK_EVERY, STDOUT, Unmarker
+from skillyard.engine.tasks import Tasks
 from skillyard.engine.text import cut_tail
+
+Tell = Callable[[str, Mapping[str, Any]], Coroutine[Any, Any, None]]
 
 MOST_TAIL = 64 * 1024
 """Bytes of each stream that are at hand of a command at work."""
@@ -70,14 +75,66 @@ async def tails_of(pieces: AsyncIterator[bytes], most: dict[str, int]) -> dict[s
     return tails
 
 
+class Silence:
+    """Tells when a command has said nothing for ``after_s``, and when it speaks again. None tells nothing.
+
+    A later server counts from its own start on.
+    """
+
+    def __init__(self, tasks: Tasks, tell: Tell, after_s: float | None) -> None:
+        self._tasks = tasks
+        self._tell = tell
+        self._after_s = after_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._since = 0.0
+        self.lasts = False
+
+    def begin(self) -> None:
+        """Counts from now on."""
+        if self._after_s is not None:
+            self._since = asyncio.get_running_loop().time()
+            self._look()
+
+    def broken(self) -> None:
+        """There is output."""
+        if self._timer is None and not self.lasts:
+            return
+        self._since = asyncio.get_running_loop().time()
+        if self.lasts:
+            self.lasts = False
+            self._spawn("output", {})
+            self._look()
+
+    def end(self) -> None:
+        """Nothing is told any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._after_s, self.lasts = None, None, False
+
+    def _look(self) -> None:
+        if self._after_s is None:
+            return
+        loop = asyncio.get_running_loop()
+        left = self._since + self._after_s - loop.time()
+        if left > 0:
+            self._timer = loop.call_later(left, self._look)
+            return
+        self._timer, self.lasts = None, True
+        self._spawn("quiet", {"quiet_after_sec": self._after_s})
+
+    def _spawn(self, kind: str, data: Mapping[str, Any]) -> None:
+        self._tasks.spawn(self._tell(kind, data), f"tell of {kind}")
+
+
 class Live:
     """The ends of both streams of a command at work.
 
     ``heard_at`` is the time of its last output; None while this server heard none.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], silence: Silence) -> None:
         self.tails = {stream: Tail(MOST_TAIL) for stream in BOTH}
+        self.silence = silence
         self.heard_at: float | None = None
         self._now = now
         self._reader = Unmarker()

@@ -107,6 +107,7 @@ _STATUS: dict[str, Schema] = {
     "started_at": NUMBER_OR_NULL,
     "finished_at": NUMBER_OR_NULL,
     "last_output_at": described(NUMBER_OR_NULL, "of a task at work; null while this server heard nothing of it"),
+    "quiet": described(BOOLEAN, "it works, and wrote nothing for quiet_after_sec"),
     "exit_code": described(or_null(INTEGER), "null while it works; -1 when it did not come to its own end"),
     "stdout_tail": STRING,
     "stderr_tail": STRING,
@@ -236,6 +237,9 @@ TABLE = (
         obj(
             {
                 **COMMAND_PARAMS,
+                "quiet_after_sec": described(
+                    NUMBER, "an event 'quiet' tells that it wrote nothing for so long", minimum=1, maximum=86400
+                ),
                 "timeout_sec": described(
                     COMMAND_PARAMS["timeout_sec"],
                     "wall clock, seconds; commands.task_timeout_s when left out, commands.max_task_timeout_s at most",

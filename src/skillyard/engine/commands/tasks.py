@@ -196,6 +196,7 @@ class TaskService:
             "started_at": record.started_at,
             "finished_at": record.ended_at,
             "last_output_at": heard_at,
+            "quiet": live and active is not None and active.live is not None and active.live.silence.lasts,
             "exit_code": code,
             **{f"{name}_tail": tails[name].text() for name in BOTH},
             **{f"{name}_truncated": tails[name].truncated for name in BOTH},

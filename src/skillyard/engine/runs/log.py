@@ -159,7 +159,9 @@ class LogInParts:
 
         Where a part cannot be stored, it ends earlier, and :meth:`keep` reads the rest. Raises LeftBehind.
         """
-        part = bytearray()
+        part, silence = bytearray(), None if self._live is None else self._live.silence
+        if silence is not None:
+            silence.begin()
         try:
             if self._target.again:  # stored by an earlier server, which did not come to note it
                 await self._target.store.delete(self._id(self._taken.parts))
@@ -173,6 +175,9 @@ class LogInParts:
                     part.clear()
         except SkillyardError:
             return
+        finally:
+            if silence is not None:
+                silence.end()
         self._rest = bytes(part)
 
     async def _tell_last_part(self) -> None:
@@ -215,6 +220,8 @@ class LogInParts:
             try:
                 async for data in process.output(Stream.STDOUT, self._read):
                     self._read += len(data)
+                    if self._live is not None:
+                        self._live.silence.broken()
                     yield redactor.feed(data)
                 reading = False
             except OutputDropped as gap:

@@ -239,6 +239,10 @@ class Ledger(Protocol):
         """Notes output that was taken for good: ``taken`` gives the record that says so."""
         ...
 
+    async def tell(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Adds an event, as long as the run is driven here."""
+        ...
+
     async def cancel(self, reason: str) -> None:
         """Notes that somebody asked the run to end."""
         ...

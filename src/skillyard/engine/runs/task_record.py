@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -45,6 +46,10 @@ class TaskLedger:
 
     async def took(self, taken: Callable[[RunRecord], RunRecord]) -> None:
         await self._change(taken)
+
+    async def tell(self, kind: str, data: Mapping[str, Any]) -> None:
+        with suppress(LeftBehind):
+            await self._change(lambda held: held, kind, data)
 
     async def cancel(self, reason: str) -> None:
         def asked(held: RunRecord) -> RunRecord:

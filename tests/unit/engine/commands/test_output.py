@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from skillyard.domain.work.record import LogPlace
 from skillyard.engine.commands.output import MARK_EVERY, STDERR, STDOUT, Marked, Marker, Unmarker
-from skillyard.engine.commands.tails import Live, Tail, tails_at_end, tails_of
+from skillyard.engine.commands.tails import Live, Silence, Tail, tails_at_end, tails_of
 from skillyard.engine.secrets.redact import NOTHING, Redaction
+from skillyard.engine.tasks import Tasks
 
 PIECES = st.lists(st.tuples(st.sampled_from([STDOUT, STDERR]), st.binary(max_size=40)))
 SECRET = "tok-0123456789"
@@ -180,8 +181,12 @@ async def test_tails_are_read_from_the_end_as_far_as_they_need(aside: int, reads
     assert (whole[STDERR].text(), whole[STDERR].truncated) == ("errorlast", False)
 
 
+async def _nobody(_kind: str, _data: object) -> None:
+    return
+
+
 def test_the_end_of_a_command_at_work_is_at_hand() -> None:
-    live = Live(lambda: 5.0)
+    live = Live(lambda: 5.0, Silence(Tasks(), _nobody, None))
     log = marked([(STDERR, b"e"), (STDOUT, b"out")])
     live.before(log, first=True)
     assert [live.heard_at] == [None]
@@ -189,7 +194,7 @@ def test_the_end_of_a_command_at_work_is_at_hand() -> None:
     told = {name: (tail.text(), tail.truncated) for name, tail in live.tails.items()}
     assert told == {STDOUT: ("output", False), STDERR: ("e!", False)}
     assert live.heard_at is not None
-    later = Live(lambda: 5.0)
+    later = Live(lambda: 5.0, Silence(Tasks(), _nobody, None))
     later.before(b"whose is it?" + log, first=False)
     assert {name: (tail.text(), tail.truncated) for name, tail in later.tails.items()} == {
         STDOUT: ("out", True), STDERR: ("e", True),

@@ -1,4 +1,4 @@
-"""Turns of tasks: places of their own, fair shares of principals, and a bounded number."""
+"""Turns of tasks: places of their own, fair shares of principals, a bounded number; and their silence."""
 
 from __future__ import annotations
 
@@ -83,3 +83,31 @@ async def test_many_tasks_wait_and_are_drained(rig: Rig) -> None:
     assert {(await watched(rig, task_id))["status"] for task_id in made} == {"succeeded"}
     assert len(rig.backend.started) == 200
     await idle(rig)
+
+
+async def test_a_silence_is_told_and_its_end(rig: Rig) -> None:
+    work = Stepping()
+    task_id = await start(rig, work, quiet_after_sec=1)
+
+    async def kinds() -> list[str]:
+        page = await rig.call("runs.events", run_id=task_id)
+        return [event["kind"] for event in page["events"]]
+
+    async def told(kind: str) -> bool:
+        return kind in await kinds()
+
+    await until(lambda: told("quiet"))
+    assert (await status(rig, task_id))["quiet"] is True
+    work.say(b"again")
+    await until(lambda: told("output"))
+    assert (await status(rig, task_id))["quiet"] is False
+    await killed(rig)
+    await next_server(rig)
+    await until(lambda: is_now(rig, task_id, "running"))
+    work.say(None)
+    assert (await watched(rig, task_id))["quiet"] is False
+    assert (await kinds())[:5] == ["queued", "starting", "running", "quiet", "output"]
+    other = await start(rig, work)
+    await until(lambda: is_now(rig, other, "running"))
+    work.say(None)
+    await watched(rig, other)
