@@ -25,7 +25,7 @@ from tests.unit.engine.packages.index import Index
 
 pytestmark = pytest.mark.timeout(240)
 
-BLOB, RUN, TASK = "blob:EXAMPLE", "run_EXAMPLE", "run_TASK"
+BLOB, RUN, TASK, SERVICE = "blob:EXAMPLE", "run_EXAMPLE", "run_TASK", "run_SERVICE"
 NEEDS = b'\n[permissions]\nnetwork = ["api.example.com:443"]\nsecrets = ["CRM_TOKEN"]\n'
 LONG = {"language": "python", "code": "import time\ndef main(args): time.sleep(100)", "network": ["*.example.com:443"]}
 CONNECTS = """
@@ -44,7 +44,8 @@ rpc.discover list_skills describe_skill read_skill_file load_skills_protocol_gui
 read_blob blobs.list blobs.stat secrets.set secrets.list secrets.bind secrets.rollback run_code
 catalogue.needs catalogue.approve catalogue.approvals execute_skill catalogue.revoke secrets.audit
 skills.run_cmd skills.read_artifact skills.sessions skills.end_session skills.run_cmd_async skills.task_watch
-skills.task_status skills.task_logs skills.task_cancel skills.tasks runs.set_network runs.cancel runs.list
+skills.task_status skills.task_logs skills.task_cancel skills.tasks skills.run_service skills.open_service
+runs.set_network runs.cancel runs.list
 runs.show runs.logs runs.wait runs.events policy.explain policy.show
 catalogue.versions catalogue.pin catalogue.unpin catalogue.diff catalogue.review catalogue.problems
 catalogue.withdraw catalogue.restore environments.build environments.show environments.list
@@ -83,11 +84,13 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncRuntime]:
 def answers(runtime: SyncRuntime) -> dict[str, Any]:
     """By method; each example is called once, with ids that exist in the place of the made up ones."""
     found: dict[str, Any] = {}
+    runtime._inner.app.services.endpoints.own_port = 8765  # as that of a server
     for name in ORDER:
         ids = {
             BLOB: found.get("create_blob", {}).get("blob_id"),
             RUN: found.get("run_code", {}).get("run_id"),
             TASK: found.get("skills.run_cmd_async", {}).get("task_id"),
+            SERVICE: found.get("skills.run_service", {}).get("task_id"),
         }
         params = placed(METHODS[name].example, ids)
         if name in ("runs.set_network", "runs.cancel"):
@@ -98,6 +101,8 @@ def answers(runtime: SyncRuntime) -> dict[str, Any]:
             found[name] = runtime.call(name, placed(METHODS[name].example, {BLOB: archive.blob_id}))
         else:
             found[name] = runtime.call(name, params)
+        if name == "skills.open_service":
+            runtime.task_cancel(found["skills.run_service"]["task_id"])
         if name == "skills.disable":
             runtime.call(name, {**METHODS[name].example, "enabled": True})
     return found

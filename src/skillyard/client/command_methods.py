@@ -201,11 +201,44 @@ class CommandMethods(Calls):
         """Ends a session and its call at work. Nothing of its files is left when this returns."""
         return await self.call("skills.end_session", given(session_id=session_id, reason=reason, agent=agent))
 
+    async def run_service(
+        self,
+        /,
+        skill_name: str,
+        command: str,
+        *,
+        expose_ports: Sequence[int] | None = None,
+        ready_pattern: str | None = None,
+        startup_timeout_sec: float | None = None,
+        restart: Literal["never", "on-failure"] | None = None,
+        **asked: Any,
+    ) -> Json:
+        """Starts a command that listens: ``task_id``, ``exposed_endpoints``. It outlives caller and server.
+
+        ``asked`` are the parameters of :meth:`run_cmd`.
+        """
+        params = given(
+            skill_name=skill_name,
+            command=command,
+            expose_ports=expose_ports,
+            ready_pattern=ready_pattern,
+            startup_timeout_sec=startup_timeout_sec,
+            restart=restart,
+            **asked,
+        )
+        return await self.call("skills.run_service", params)
+
+    async def open_service(self, task_id: str, port: int, *, path: str | None = None) -> Json:
+        """Returns a ``url`` that opens a port of a service in a browser, once and within a minute."""
+        return await self.call("skills.open_service", given(task_id=task_id, port=port, path=path))
+
 
 class SyncCommandMethods(Waits):
     """:class:`CommandMethods` without ``await``."""
 
     run_cmd = blocking(CommandMethods.run_cmd)
+    run_service = blocking(CommandMethods.run_service)
+    open_service = blocking(CommandMethods.open_service)
     run_cmd_async = blocking(CommandMethods.run_cmd_async)
     task_status = blocking(CommandMethods.task_status)
     query_status = blocking(CommandMethods.query_status)

@@ -51,6 +51,7 @@ RUNS = frozenset(
         "run_code",
         "skills.run_cmd",
         "skills.run_cmd_async",
+        "skills.run_service",
     }
 )
 """Methods that start a run."""

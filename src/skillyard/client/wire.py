@@ -23,7 +23,7 @@ WAITS = {"runs.wait": 30_000, "runs.logs": 0, "runs.events": 0, "skills.task_log
 """Methods that wait for a run, with their default ``wait_ms``."""
 WATCHES = {"skills.task_watch": 600.0, "skills.task_status": 30.0}
 """Methods that wait for ``timeout_sec``, with its default."""
-TASKS = frozenset({"skills.run_cmd_async"})
+TASKS = frozenset({"skills.run_cmd_async", "skills.run_service"})
 """Methods that start a run which outlives them, and answer at once."""
 BUILDS = frozenset({"environments.build", "environments.wheels"})
 BUILD_S = 900.0

@@ -15,6 +15,7 @@ from skillyard.config.policy import PolicySettings, SandboxSettings, TrustSettin
 from skillyard.config.profiles import ProfileSettings, named
 from skillyard.config.secrets import SecretSettings
 from skillyard.config.section import MIB, Section
+from skillyard.config.services import ServiceSettings
 from skillyard.config.sessions import SessionSettings
 from skillyard.config.storage import BlobSettings, OutputSettings, RecordSettings, SchemaSettings, SkillsSettings
 
@@ -77,6 +78,7 @@ class Sections(Section):
     admission: AdmissionSettings = AdmissionSettings()
     commands: CommandSettings = CommandSettings()
     sessions: SessionSettings = SessionSettings()
+    services: ServiceSettings = ServiceSettings()
     policy: PolicySettings = PolicySettings()
     sandbox: SandboxSettings = SandboxSettings()
     network: NetworkSettings = NetworkSettings()

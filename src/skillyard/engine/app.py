@@ -39,6 +39,8 @@ from skillyard.engine.runs.plan import Planner
 from skillyard.engine.runs.service import RunService
 from skillyard.engine.runs.waiting import Waiting
 from skillyard.engine.secrets.service import RunSecrets, SecretBook
+from skillyard.engine.services.names import Endpoints
+from skillyard.engine.services.service import ServiceRuns
 from skillyard.engine.sessions.keeping import Keeping
 from skillyard.engine.sessions.service import SessionService
 from skillyard.engine.shares import Admission, Budget, LargeReads, Room
@@ -157,6 +159,17 @@ class App:
             self.waiting,
             ports.clock,
             self.drain,
+            endpoints := Endpoints(config.services),
+        )
+        self.services = ServiceRuns(
+            commands,
+            self.runs,
+            self.task_service,
+            self.active,
+            endpoints,
+            ports.clock,
+            config.services,
+            config.commands.max_task_timeout_s,
         )
         self.by_class: Mapping[type[Any], Any] = {
             NoService: None,
@@ -168,6 +181,7 @@ class App:
             TaskService: self.task_service,
             SessionService: self.sessions,
             ArtifactService: ArtifactService(ports.blobs, ports.records, reads),
+            ServiceRuns: self.services,
             SkillService: self.skills,
             Publisher: self.publisher,
             Approvals: Approvals(

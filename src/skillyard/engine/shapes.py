@@ -403,3 +403,16 @@ DECISION: dict[str, Schema] = {
     "rule": STRING,
     "reason": STRING,
 }
+
+ENDPOINT = shape(
+    "Endpoint",
+    "a port of a service, as it is reached from outside",
+    {
+        "port": INTEGER,
+        "path": described(STRING, "on this server, with a bearer token"),
+        "host": described(
+            {"type": ["string", "null"]}, "a name of its own, for browsers; skills.open_service opens it"
+        ),
+        "url": described(TEXT_OR_NULL, "of that name; null where no server listens"),
+    },
+)

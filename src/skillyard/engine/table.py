@@ -17,6 +17,7 @@ from skillyard.engine.packages import methods as environment_methods
 from skillyard.engine.runs import drain
 from skillyard.engine.runs import methods as execution
 from skillyard.engine.secrets import methods as secret_methods
+from skillyard.engine.services import methods as service_methods
 from skillyard.engine.sessions import methods as session_methods
 from skillyard.engine.skills import approval_methods, discovery, inspection
 from skillyard.engine.skills import methods as catalogue_methods
@@ -32,6 +33,7 @@ METHODS: dict[str, Method[Any]] = {
         task_methods,
         artifacts,
         session_methods,
+        service_methods,
         blobs,
         policy_methods,
         secret_methods,

@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from skillyard.config.settings import Settings
 from skillyard.domain.errors import InvalidInput, SkillyardError
-from skillyard.domain.principal import OWNER, Principal
+from skillyard.domain.principal import LOCAL, OWNER, Principal
 from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.skill.skill import Finding
 from skillyard.engine.app import App
@@ -34,6 +34,7 @@ from skillyard.faces.http.guard import Bearer, Everybody, Hosts, is_loopback
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.server import HttpServer, listen, url_of
 from skillyard.faces.http.service import StopRequest, on_signals, run_service
+from skillyard.faces.http.services.endpoint import ServiceFace
 from skillyard.faces.http.tasks import TaskEvents
 from skillyard.faces.observability.logs import fan_out, log_event, logging_to
 from skillyard.faces.observability.metrics import Metrics
@@ -115,11 +116,19 @@ class _Process:
     def _app(self) -> Any:
         server = self._settings.server
         call = self._tracing.traced(self._invoke) if self._tracing else self._invoke
+        authenticator = Everybody() if self._no_auth else Bearer(self._runtime.tokens, self._runtime.bound)
+        services = ServiceFace(
+            access=lambda: self._runtime.app.services.access,
+            tickets=lambda: self._runtime.app.services.tickets,
+            still=self._still,
+            authenticator=authenticator,
+            settings=self._settings.services,
+        )
         app = create_app(
             dispatcher=Dispatcher(METHODS, call, self._metrics.call),
             blobs=lambda: self._runtime.app.blobs,
             skills=lambda: self._runtime.app.publisher,
-            authenticator=Everybody() if self._no_auth else Bearer(self._runtime.tokens, self._runtime.bound),
+            authenticator=authenticator,
             hosts=Hosts(server.host, server.allowed_hosts),
             meter=self._metrics,
             lifecycle=self._lifecycle,
@@ -133,8 +142,16 @@ class _Process:
             more_routes=(
                 Route("/tasks/{task_id}/events", TaskEvents(lambda: self._runtime.app.task_service, self._lifecycle)),
             ),
+            services=services,
         )
         return self._tracing.continuing(app) if self._tracing else app
+
+    async def _still(self, name: str) -> Principal | None:
+        """Returns the principal of a token that was not revoked, with the rights that it has now."""
+        if self._no_auth:
+            return LOCAL if name == LOCAL.name else None
+        known = [info for info in await self._runtime.tokens.list() if info.principal.name == name and not info.revoked]
+        return self._runtime.bound(known[0].principal) if known else None
 
     @asynccontextmanager
     async def _content(self) -> AsyncIterator[Mapping[str, Any]]:
@@ -142,6 +159,7 @@ class _Process:
         data_dir = self._settings.data_dir
         async with self._runtime:
             app = self._runtime.app
+            app.services.endpoints.own_port = self._sock.getsockname()[1]
             offer = await app.backends.choose()
             if not self._no_auth:
                 await ensure_owner_token(self._runtime.tokens, data_dir / "token")

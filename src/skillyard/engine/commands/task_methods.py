@@ -21,6 +21,7 @@ from skillyard.engine.commands.tasks import (
     ERRORS,
     POLL_S,
     QUERY_S,
+    SERVICE,
     STATUS_FIELD,
     TAIL_BYTES,
     WATCH_S,
@@ -47,6 +48,7 @@ from skillyard.engine.method import (
 from skillyard.engine.runs.methods import WAIT_MS
 from skillyard.engine.schema import Schema
 from skillyard.engine.shapes import (
+    ENDPOINT,
     LABELS,
     NEXT_CURSOR,
     NUMBER_OR_NULL,
@@ -101,8 +103,8 @@ _STATUS: dict[str, Schema] = {
     "provider": STRING,
     "status": _STATE,
     "reason": described(STRING, "the outcome of the run: 'exit', 'timeout', 'memory', 'lost' and so on; empty before"),
-    "mode": described(STRING, f"'{BATCH}'"),
-    "startup_ready": described(BOOLEAN, "its program was started"),
+    "mode": described(STRING, f"'{BATCH}' or '{SERVICE}'"),
+    "startup_ready": described(BOOLEAN, "its program was started; of a service, it is ready now"),
     "created_at": NUMBER,
     "started_at": NUMBER_OR_NULL,
     "finished_at": NUMBER_OR_NULL,
@@ -117,8 +119,18 @@ _STATUS: dict[str, Schema] = {
     "output_errors": list_of(OUTPUT_ERROR, "those that are not there, or could not be kept"),
     "session_id": TEXT_OR_NULL,
     "error_message": described(STRING, "why it failed; empty while it works and when it succeeded"),
-    "exposed_endpoints": list_of(OBJECT, "the ports of a service"),
-    "exposed_endpoints_active": BOOLEAN,
+    "exposed_endpoints": list_of(ENDPOINT, "where the ports of a service are reached"),
+    "exposed_endpoints_active": described(BOOLEAN, "the service is ready"),
+    "service": shape(
+        "ServiceHealth",
+        "how a service goes, in its own words",
+        {
+            "ready": BOOLEAN,
+            "restart": STRING,
+            "restarts": described(INTEGER, "how often it was started again"),
+            "exit_code": described(or_null(INTEGER), "of its last end; null while there was none"),
+        },
+    ),
     "orphaned": described(BOOLEAN, "no server drives it at the moment"),
     "orphaned_reason": STRING,
     "agent": STRING,

@@ -27,12 +27,13 @@ from skillyard.engine.runs.history import RunHistory
 from skillyard.engine.runs.log_pages import LogPage
 from skillyard.engine.runs.service import RunService
 from skillyard.engine.runs.waiting import Waiting
+from skillyard.engine.services.names import Endpoints
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.clock import Clock
 from skillyard.ports.records import RecordStore
 
 Params = Mapping[str, Any]
-BATCH = "batch"
+BATCH, SERVICE = "batch", "service"
 BG, CMD = "bg", "cmd"
 TAIL_BYTES = 8192
 WATCH_S, QUERY_S, POLL_S = 600.0, 30.0, 2.0
@@ -59,6 +60,7 @@ class TaskService:
         waiting: Waiting,
         clock: Clock,
         drain: Drain,
+        endpoints: Endpoints,
     ) -> None:
         self._commands = commands
         self._runs = runs
@@ -69,6 +71,7 @@ class TaskService:
         self._waiting = waiting
         self._clock = clock
         self._drain = drain
+        self._endpoints = endpoints
         self._watched: set[tuple[AgentScope, str]] = set()
 
     async def start(self, principal: Principal, params: Params) -> RunRecord:
@@ -185,13 +188,14 @@ class TaskService:
         result = record.output if isinstance(record.output, dict) else {}
         code = None if live else NO_CODE if status == CANCELED else result.get("exit_code", NO_CODE)
         orphaned = live and active is None
+        ready = live and record.service is not None and bool(record.service.get("ready"))
         return {
             "task_id": record.run_id,
             "provider": BG,
             "status": status,
             "reason": "" if record.outcome is None else record.outcome.value,
-            "mode": BATCH,
-            "startup_ready": record.started_at is not None,
+            "mode": BATCH if record.service is None else SERVICE,
+            "startup_ready": record.started_at is not None if record.service is None else ready,
             "created_at": record.created_at,
             "started_at": record.started_at,
             "finished_at": record.ended_at,
@@ -205,8 +209,8 @@ class TaskService:
             "session_id": None,
             **await self._commands.session_of(record),
             "error_message": "" if live or status == SUCCEEDED else record.reason,
-            "exposed_endpoints": [],
-            "exposed_endpoints_active": False,
+            "exposed_endpoints": self._endpoints.of(record),
+            "exposed_endpoints_active": ready,
             "orphaned": orphaned,
             "orphaned_reason": "no server drives it now; one goes on with it soon" if orphaned else "",
             "agent": record.agent,
@@ -217,6 +221,7 @@ class TaskService:
             "usage": record.usage,
             "limits": record.limits,
             "labels": record.labels,
+            **({"service": _health(record.service)} if record.service else {}),
             **({"logs_blob": record.logs_blob} if record.logs_blob else {}),
         }
 
@@ -328,6 +333,11 @@ def chunks_of(page: LogPage) -> list[dict[str, str]]:
 
 def _is_task(record: RunRecord) -> bool:
     return record.kind is RunKind.COMMAND and record.owner is Owner.TASK
+
+
+def _health(service: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns how a service goes, in its own words."""
+    return {name: service.get(name) for name in ("ready", "restart", "restarts", "exit_code")}
 
 
 def _scope_of(record: RunRecord) -> AgentScope:

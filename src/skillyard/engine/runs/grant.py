@@ -123,6 +123,9 @@ class Granter:
         if self._variables:
             guest["env"] = {**self._variables, **env}
         spec = make_spec(plan.offer.demand, plan.limits, ref, mounts, group, plan.principal.name, self._closed)
+        command = plan.request.command
+        if command is not None and command.service is not None and command.service.ports:
+            spec = replace(spec, forwarding=True)
         return Grant(
             spec=spec,
             environment=plan.environment if named else f"{plan.environment}+{environment.digest[:SHOWN]}",

@@ -19,6 +19,7 @@ from skillyard.faces.http.guard import OPEN_PATHS, Authentication, Authenticator
 from skillyard.faces.http.lifecycle import Lifecycle, Phase
 from skillyard.faces.http.replies import Edge, reply
 from skillyard.faces.http.rpc import MAX_BODY, RpcEndpoint
+from skillyard.faces.http.services.endpoint import ByHostName, HostEndpoint, PathEndpoint, ServiceFace
 from skillyard.faces.http.skills import SkillEndpoint
 from skillyard.faces.rpc.dispatcher import Dispatcher
 from skillyard.faces.rpc.wire import dumps
@@ -72,6 +73,8 @@ def _check_get(scope: Scope) -> None:
 class HttpMeter(Traffic, Protocol):
     def response(self, path: str, status: int) -> None: ...
 
+    def service(self, path: str, status: int) -> None: ...
+
     def render(self) -> bytes: ...
 
 
@@ -97,9 +100,13 @@ def create_app(
     lifecycle: Lifecycle,
     limits: HttpLimits | None = None,
     open_metrics: bool = False,
+    services: ServiceFace | None = None,
     more_routes: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
-    """Serves once ``lifecycle`` is ready. ``more_routes`` are other faces, behind the same guard and auth."""
+    """Serves once ``lifecycle`` is ready. ``more_routes`` are other faces, behind the same guard and auth.
+
+    ``services`` opens the ports of services, by path and by name.
+    """
     limits = limits or HttpLimits()
     probes = Probes(lifecycle, meter.render, open_metrics)
     rpc = RpcEndpoint(dispatcher, lifecycle, request.ByteBudget(limits.rpc_bodies), limits.rpc_body, limits.pace)
@@ -116,13 +123,19 @@ def create_app(
             Route("/healthz", Endpoint(probes.healthz)),
             Route("/readyz", Endpoint(probes.readyz)),
             Route("/metrics", Endpoint(probes.metrics)),
+            *([] if services is None else [Route("/services/{place:path}", PathEndpoint(services))]),
             *more_routes,
         ],
         redirect_slashes=False,
         default=_nothing_here,
     )
     authenticated = Authentication(router, lifecycle, authenticator, open_paths)
-    return Edge(Guard(authenticated, hosts), meter.response)
+    own = Edge(Guard(authenticated, hosts), meter.response)
+    if services is None or not services.settings.domain:
+        return own
+    return ByHostName(
+        own, Edge(HostEndpoint(services, lifecycle), meter.service, foreign=True), services.settings.domain
+    )
 
 
 class Endpoint:

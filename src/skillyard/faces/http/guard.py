@@ -55,23 +55,32 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        headers, size = scope["headers"], 0
-        host, origins, framed = None, [], set()
-        for name, value in headers:
-            size += len(name) + len(value)
-            if name == b"host":
-                host = value.decode("latin-1").lower()
-            elif name == b"origin":
-                origins.append(value.decode("latin-1").lower())
-            elif name in _FRAMING:
-                framed.add(name)
-        if size > HEAD_BYTES or len(headers) > MAX_HEADERS:
-            raise HeadTooLarge(f"a request has at most {MAX_HEADERS} headers with {HEAD_BYTES} bytes together")
-        _check_framing(scope["http_version"], framed)
-        if host is None or _name_of(f"//{host}") not in self._hosts:
+        host, origins = check_head(scope)
+        if _name_of(f"//{host}") not in self._hosts:
             raise Misdirected("Host: is none of this server's names; see the setting allowed_hosts")
         if any(origin != f"{scope['scheme']}://{host}" for origin in origins):
             raise Forbidden("Origin: other sites may not call this server")
+
+
+def check_head(scope: Scope) -> tuple[str, list[str]]:
+    """Returns the host that a request names, and its origins, in lower case.
+
+    Raises HeadTooLarge, BadRequest, VersionNotSupported, and Misdirected for a request that names no host.
+    """
+    headers, size = scope["headers"], 0
+    host, origins, framed = "", [], set()
+    for name, value in headers:
+        size += len(name) + len(value)
+        if name == b"host":
+            host = value.decode("latin-1").lower()
+        elif name == b"origin":
+            origins.append(value.decode("latin-1").lower())
+        elif name in _FRAMING:
+            framed.add(name)
+    if size > HEAD_BYTES or len(headers) > MAX_HEADERS:
+        raise HeadTooLarge(f"a request has at most {MAX_HEADERS} headers with {HEAD_BYTES} bytes together")
+    _check_framing(scope["http_version"], framed)
+    return host, origins
 
 
 _FRAMING = (b"content-length", b"transfer-encoding")
@@ -173,7 +182,7 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in self._open:
             self._lifecycle.check()
-            scope[_KEY] = await self._authenticator.principal(_authorization(scope))
+            scope[_KEY] = await self._authenticator.principal(authorization_of(scope))
         await self._app(scope, receive, send)
 
 
@@ -184,7 +193,8 @@ def principal_of(scope: Scope) -> Principal:
     return principal
 
 
-def _authorization(scope: Scope) -> str | None:
+def authorization_of(scope: Scope) -> str | None:
+    """Returns the field Authorization. Raises Unauthenticated when it came more than once."""
     values = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(values) > 1:
         raise Unauthenticated("Authorization: came more than once", presented=True)

@@ -88,6 +88,8 @@ Count = Callable[[str, int], None]
 """Told of every response: the path, and its status; 499 when the client did not wait for one."""
 
 CLIENT_GONE = 499
+STATUS = "skillyard.status"
+"""The key in a scope for the status of an answer that was not sent by ``send``."""
 
 SECURITY_HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"x-content-type-options", b"nosniff"),
@@ -104,20 +106,25 @@ class BrokenResponse(Exception):
 
 
 class Edge:
-    """ASGI middleware. Raises BrokenResponse when an answer that was begun cannot be completed."""
+    """ASGI middleware. Raises BrokenResponse when an answer that was begun cannot be completed.
 
-    def __init__(self, app: ASGIApp, count: Count) -> None:
+    Answers that are ``foreign`` pass as they are; refusals are ours all the same.
+    """
+
+    def __init__(self, app: ASGIApp, count: Count, *, foreign: bool = False) -> None:
         self._app = app
         self._count = count
+        self._foreign = foreign
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status = 0
+        status, refused = 0, False
 
         async def secured(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], *_missing(message["headers"])]
+                if not self._foreign or refused:
+                    message["headers"] = [*message["headers"], *_missing(message["headers"])]
             await send(message)
 
         try:
@@ -127,9 +134,10 @@ class Edge:
         except Exception as exc:
             if status:
                 raise
+            refused = True
             await refuse(scope, receive, secured, exc)
         finally:
-            self._count(scope["path"], status or CLIENT_GONE)
+            self._count(scope["path"], status or scope.get(STATUS, CLIENT_GONE))
 
 
 def _missing(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from resource import RLIMIT_NOFILE, getrlimit
 from typing import Any, cast
@@ -25,11 +25,14 @@ from uvicorn.server import ServerState
 from skillyard.faces.http.errors import BadRequest, HeadTooLarge, HttpRefusal, NotImplementedHere
 from skillyard.faces.http.guard import HEAD_BYTES
 from skillyard.faces.http.replies import SECURITY_HEADERS, refusal
+from skillyard.faces.rpc.wire import CallerGone
 
 HEAD_PATIENCE_S = 15.0
 CLOSE_PATIENCE_S = 15.0
 READ_PATIENCE_S = 30.0
 PIPELINE_BYTES = 64 * 1024
+SWITCH = "skillyard.switch"
+"""The extension of a scope by which an application takes the connection over."""
 MAX_CONNECTIONS = min(1000, getrlimit(RLIMIT_NOFILE)[0] // 2)
 """Half of the descriptors that we may have, so that the rest of the server can always open a file."""
 
@@ -116,13 +119,74 @@ class Connection(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
 
     def _should_upgrade(self) -> bool:
-        """Returns False without a line in the log: an upgrade is ignored (RFC 9110 §7.8)."""
+        """Returns False: the application may switch protocols itself. An upgrade that it does not take is ignored.
+
+        See RFC 9110 §7.8.
+        """
+        if any(name == b"upgrade" for name, _ in self.headers):
+            extensions: dict[Any, Any] = {SWITCH: self._switch}
+            self.scope["extensions"] = extensions
         return False
+
+    def _switch(self, fields: list[tuple[bytes, bytes]]) -> Stream:
+        """Answers 101 and returns the connection as a stream, which counts as this connection until it is lost.
+
+        Raises CallerGone.
+        """
+        if self.transport.is_closing() or self.cycle.disconnected:
+            raise CallerGone("the client went away")
+        head = h11.InformationalResponse(status_code=101, headers=fields, reason=b"Switching Protocols")
+        self.transport.write(self.conn.send(head) or b"")
+        self.cycle.disconnected = True  # for uvicorn, whose part ends here
+        reader = asyncio.StreamReader(limit=PIPELINE_BYTES)
+        protocol = _Switched(reader, self._over)
+        self.flow.resume_reading()
+        self.transport.set_protocol(protocol)
+        protocol.connection_made(self.transport)
+        if ahead := self.conn.trailing_data[0]:
+            reader.feed_data(ahead)
+        return Stream(self, reader, asyncio.StreamWriter(self.transport, protocol, reader, self.loop))
+
+    def _over(self) -> None:
+        self.connections.discard(self)
 
     def _keep_listening(self) -> None:
         """Goes on reading while a request waits its turn, so that the end of the connection is seen."""
         if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) <= PIPELINE_BYTES:
             self.flow.resume_reading()
+
+
+class _Switched(asyncio.StreamReaderProtocol):
+    def __init__(self, reader: asyncio.StreamReader, over: Callable[[], None]) -> None:
+        super().__init__(reader)
+        self._over_now = over
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._over_now()
+        super().connection_lost(exc)
+
+
+class Stream:
+    """A connection that speaks another protocol than HTTP."""
+
+    def __init__(self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connection = connection
+        self._reader = reader
+        self._writer = writer
+
+    async def read(self, most: int) -> bytes:
+        """Returns at most ``most`` bytes; none at the end. Raises ConnectionError."""
+        return await self._reader.read(most)
+
+    async def write(self, data: bytes) -> None:
+        """Writes all of it, and waits until there is room for more. Raises ConnectionError."""
+        self._writer.write(data)
+        await self._writer.drain()
+
+    def close(self) -> None:
+        """Ends the connection. A client that does not take the rest is cut off by the sweep."""
+        self._connection.since = self._connection.loop.time()
+        self._writer.close()
 
 
 def abort_overdue(state: ServerState, now: float) -> int:

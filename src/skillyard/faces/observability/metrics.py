@@ -124,6 +124,10 @@ class Metrics:
     def response(self, path: str, status: int) -> None:
         self._responses.labels(_known(path), status).inc()
 
+    def service(self, _path: str, status: int) -> None:
+        """Counts an answer of a service that was asked by its host name."""
+        self._responses.labels(_SERVICES, status).inc()
+
     def received(self, count: int) -> None:
         self._blob_bytes.labels("in").inc(count)
 
@@ -175,9 +179,14 @@ class Metrics:
         self._run_seconds.labels(str(record.kind)).observe(event.total_ms / 1000)
 
 
+_SERVICES = "/services/{task_id}/{port}"
+
+
 def _known(path: str) -> str:
     if path in PATHS:
         return path
     if path.startswith("/blobs/"):
         return "/blobs/{blob_id}"
+    if path.startswith("/services/"):
+        return _SERVICES
     return "/skills/{name}/{version}" if path.startswith("/skills/") else "other"

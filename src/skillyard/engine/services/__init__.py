@@ -1,0 +1,1 @@
+"""Services: commands that listen, connections to their ports, tickets for browsers."""

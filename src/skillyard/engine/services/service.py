@@ -1,0 +1,90 @@
+"""Starts services, and tells where their ports are reached. A service is a detached run of a command that listens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+from skillyard.config.services import ServiceSettings
+from skillyard.domain.errors import InvalidInput, shape, shown
+from skillyard.domain.principal import Principal
+from skillyard.domain.work.service import from_params
+from skillyard.engine.commands.service import CommandService, status_of
+from skillyard.engine.commands.tasks import SERVICE, TaskService
+from skillyard.engine.driver import ActiveRuns
+from skillyard.engine.runs.service import RunService
+from skillyard.engine.services.access import PortAccess
+from skillyard.engine.services.names import TICKET, Endpoints
+from skillyard.engine.services.tickets import TICKET_S, Tickets
+from skillyard.ports.clock import Clock
+
+Params = Mapping[str, Any]
+
+
+class ServiceRuns:
+    """Starts services and opens their ports for browsers. ``longest_s`` is the time of one that names none."""
+
+    def __init__(
+        self,
+        commands: CommandService,
+        runs: RunService,
+        tasks: TaskService,
+        active: ActiveRuns,
+        endpoints: Endpoints,
+        clock: Clock,
+        settings: ServiceSettings,
+        longest_s: float,
+    ) -> None:
+        self._commands = commands
+        self._runs = runs
+        self._clock = clock
+        self._longest_s = longest_s
+        self.endpoints = endpoints
+        self.access = PortAccess(tasks.owned, active, settings)
+        self.tickets = Tickets(clock, settings)
+
+    async def start(self, principal: Principal, params: Params) -> dict[str, Any]:
+        """Returns the answer for a service that is stored, and goes on whatever becomes of its caller.
+
+        Raises what :meth:`RunService.record` raises, QuotaExceeded, UnsupportedLanguage.
+        """
+        service = from_params(params)
+        usual = {} if "timeout_ms" in (params.get("limits") or {}) else {"timeout_sec": self._longest_s}
+        request = await self._commands.request(principal, {**usual, **params}, task=True)
+        assert request.command is not None, "it is one"
+        request = replace(request, command=replace(request.command, service=service))
+        record = await self._runs.record(principal, request)
+        return {
+            "task_id": record.run_id,
+            "provider": record.isolation,
+            "mode": SERVICE,
+            "status": status_of(record),
+            "session_id": None,
+            "workdir": params["workdir"],
+            "skill_name": record.skill,
+            "version": record.version,
+            "agent": record.agent,
+            "limits": record.limits,
+            "exposed_endpoints": self.endpoints.of(record),
+        }
+
+    async def open(self, principal: Principal, task_id: str, port: int, path: str) -> dict[str, Any]:
+        """Returns the URL that opens a port in a browser, once and within a minute.
+
+        Raises Forbidden, TaskNotFound, InvalidInput for a port that is not exposed, and where there is no server.
+        """
+        if not path.startswith("/") or not path.isprintable() or "#" in path:
+            raise InvalidInput("path", "must begin with '/' and be printable, without '#'", shape(path))
+        await self.access.check(principal, task_id, port)
+        host = self.endpoints.host(task_id, port)
+        ticket = self.tickets.issue(principal.name, task_id, port)
+        path, _, query = path.partition("?")
+        more = "&".join(filter(None, (quote(query, safe="=&%+,;:@/?!$'()*~-._"), f"{TICKET}={ticket}")))
+        rest = quote(path[1:], safe="/%:@!$&'()*+,;=~-._") + f"?{more}"
+        url = None if host is None else self.endpoints.url(host, rest)
+        if url is None:
+            rule = "has no URL for browsers: that takes a server, and the setting services.domain"
+            raise InvalidInput("port", rule, shown(port))
+        return {"url": url, "expires_at": self._clock.now() + TICKET_S, "task_id": task_id, "port": port}

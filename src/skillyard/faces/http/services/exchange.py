@@ -1,0 +1,205 @@
+"""One request to a service and its answer, passed on piece by piece. Everything that comes back is hostile.
+
+What the caller gets is written anew from what was understood. A connection into the sandbox serves one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import h11
+from starlette.types import Message, Receive, Send
+
+from skillyard.domain.errors import SandboxGone
+from skillyard.faces.http.errors import HttpRefusal, PayloadTooLarge
+from skillyard.faces.http.replies import BrokenResponse, end, piece
+from skillyard.faces.http.services.fields import Fields, listed
+from skillyard.faces.rpc.wire import CallerGone
+from skillyard.ports.sandbox import ByteStream
+
+MOST_HEAD = 64 * 1024
+MOST_FIELDS = 128
+MOST_INTERIM = 8
+MOST_EVENTS = 100
+"""Parts of an answer that are read before others get their turn."""
+_MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_TOUCH_S = 1.0
+
+
+class BadAnswer(HttpRefusal):
+    """The service's answer is not HTTP/1.1 within the bounds, or ended before it began."""
+
+    type = "BadGateway"
+    status = 502
+
+
+class SlowAnswer(HttpRefusal):
+    type = "GatewayTimeout"
+    status = 504
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Seconds until an answer begins, seconds without any byte, and bytes of a request's body."""
+
+    answer_s: float
+    idle_s: float
+    body_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """A service took the caller's offer of a websocket. ``first`` are its bytes behind the head."""
+
+    fields: Fields
+    first: bytes
+
+
+class Exchange:
+    """Passes on ``request``. ``written`` gives the fields of an answer as the caller sees them."""
+
+    def __init__(
+        self, stream: ByteStream, request: h11.Request, written: Callable[[Fields], Fields], bounds: Bounds
+    ) -> None:
+        self._stream = stream
+        self._request = request
+        self._written = written
+        self._bounds = bounds
+        self._http = h11.Connection(h11.CLIENT, MOST_HEAD)
+        self._loop = asyncio.get_running_loop()
+        self._begun = False
+        self._touched = 0.0
+        self._deadline: asyncio.Timeout | None = None
+
+    async def run(self, receive: Receive, send: Send) -> Switched | None:
+        """Returns when the answer was sent in full, or the service agreed to a websocket.
+
+        Raises BadAnswer, SlowAnswer and PayloadTooLarge before the answer began, BrokenResponse later, CallerGone.
+        """
+        try:
+            async with asyncio.timeout(self._bounds.answer_s) as self._deadline:
+                return await self._both(receive, send)
+        except TimeoutError:
+            problem: HttpRefusal = SlowAnswer("the service does not answer in time")
+        except (h11.RemoteProtocolError, SandboxGone):
+            problem = BadAnswer("the service's answer is not HTTP/1.1, is too large, or breaks off")
+        except HttpRefusal as refusal:
+            problem = refusal
+        if self._begun:
+            raise BrokenResponse(problem.message)
+        raise problem
+
+    async def _both(self, receive: Receive, send: Send) -> Switched | None:
+        await self._stream.write(self._http.send(self._request) or b"")
+        sending = asyncio.create_task(self._send_body(receive))
+        answering = asyncio.create_task(self._answer(send))
+        try:
+            await asyncio.wait((sending, answering), return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                return answering.result()
+            sending.result()
+            raise CallerGone("the client went away")
+        finally:
+            for task in (sending, answering):
+                task.cancel()
+            await asyncio.gather(sending, answering, return_exceptions=True)
+
+    async def _send_body(self, receive: Receive) -> None:
+        """Passes the body on, and returns when the caller has gone."""
+        wanted, count = True, 0
+        while (message := await receive())["type"] != "http.disconnect":
+            count += len(message.get("body", b""))
+            if count > self._bounds.body_bytes:
+                raise PayloadTooLarge(self._bounds.body_bytes)
+            try:
+                if wanted:
+                    await self._send_piece(message)
+            except (SandboxGone, h11.LocalProtocolError):  # it answers without the rest
+                wanted = False
+
+    async def _send_piece(self, message: Message) -> None:
+        if data := message.get("body", b""):
+            await self._stream.write(self._http.send(h11.Data(data=data)) or b"")
+            self._touch()
+        if not message.get("more_body", False) and self._http.our_state is h11.SEND_BODY:
+            await self._stream.write(self._http.send(h11.EndOfMessage()) or b"")
+
+    async def _answer(self, send: Send) -> Switched | None:
+        interim = events = 0
+        gathered = bytearray()
+        while True:
+            events += 1
+            if not events % MOST_EVENTS:  # tiny chunks cost much more than they carry: others get their turns
+                await asyncio.sleep(0)
+            event = self._http.next_event()
+            if isinstance(event, h11.Data):
+                gathered += event.data
+                continue
+            if gathered:
+                await piece(send, bytes(gathered))
+                gathered.clear()
+            match event:
+                case h11.NEED_DATA:
+                    self._http.receive_data(await self._stream.read())
+                    self._touch()
+                case h11.EndOfMessage():
+                    await end(send)
+                    return None
+                case h11.Response():
+                    await self._begin(event, send)
+                case h11.InformationalResponse(status_code=101):
+                    return self._switched(event)
+                case h11.InformationalResponse() if interim < MOST_INTERIM:
+                    interim += 1
+                case h11.InformationalResponse():
+                    raise BadAnswer("the service sends too many interim answers")
+                case _:
+                    raise BadAnswer("the service ended the connection without an answer")
+
+    async def _begin(self, answer: h11.Response, send: Send) -> None:
+        raw = list(answer.headers.raw_items())
+        if len(raw) > MOST_FIELDS:
+            raise BadAnswer(f"the service's answer has more than {MOST_FIELDS} header fields")
+        fields = self._written(raw)
+        if any(name == b"transfer-encoding" for name, _ in answer.headers):  # its length is not what it says
+            fields = [(name, value) for name, value in fields if name != b"content-length"]
+        self._begun = True
+        self._touched = 0.0
+        await send({"type": "http.response.start", "status": answer.status_code, "headers": fields})
+        self._touch()
+
+    def _switched(self, answer: h11.InformationalResponse) -> Switched:
+        fields = list(answer.headers)
+        accepts = [value for name, value in fields if name == b"sec-websocket-accept"]
+        offered = {name: value for name, value in self._request.headers if name.startswith(b"sec-websocket-")}
+        chosen = [value for name, value in fields if name == b"sec-websocket-protocol"]
+        known = listed([offered.get(b"sec-websocket-protocol", b"")])
+        agrees = (
+            accepts == [accept_of(offered.get(b"sec-websocket-key", b""))]
+            and listed(value for name, value in fields if name == b"upgrade") == {b"websocket"}
+            and len(chosen) <= 1
+            and listed(chosen) <= known
+        )
+        if not agrees:
+            raise BadAnswer("the service's answer to a websocket does not fit the question")
+        passed = [(b"sec-websocket-protocol", value) for value in chosen]
+        if b"sec-websocket-extensions" in offered:
+            passed += [(name, value) for name, value in fields if name == b"sec-websocket-extensions"]
+        passed.append((b"sec-websocket-accept", accepts[0]))
+        return Switched([(b"upgrade", b"websocket"), (b"connection", b"Upgrade"), *passed], self._http.trailing_data[0])
+
+    def _touch(self) -> None:
+        """Something passed: waits from here on. Reading the clock each second is enough."""
+        now = self._loop.time()
+        if now - self._touched > _TOUCH_S and self._deadline is not None:
+            self._touched = now
+            self._deadline.reschedule(now + (self._bounds.idle_s if self._begun else self._bounds.answer_s))
+
+
+def accept_of(key: bytes) -> bytes:
+    """Returns the proof that a websocket's question was read (RFC 6455 §4.2.2)."""
+    return base64.b64encode(hashlib.sha1(key + _MAGIC, usedforsecurity=False).digest())
