@@ -1,1 +1,1 @@
-"""The ports of services over HTTP: by a path with a bearer token, by a host name with a ticket."""
+"""The ports of services over HTTP: by path with a token, by host name with a ticket."""

@@ -31,7 +31,10 @@ Still = Callable[[str], Awaitable[Principal | None]]
 
 @dataclass(frozen=True, slots=True)
 class ServiceFace:
-    """All that the face of services works with; the first two are called at each request, once the engine stands."""
+    """Everything that this face works with.
+
+    The first two are called at each request, since a server listens before its services have started.
+    """
 
     access: Callable[[], PortAccess]
     tickets: Callable[[], Tickets]
@@ -101,7 +104,10 @@ class PathEndpoint:
 
 
 class HostEndpoint:
-    """``<port>-<task>.<domain>``: a ticket becomes a cookie of that host; programs send a bearer token."""
+    """``<port>-<task>.<domain>``, where a ticket becomes a cookie of that host.
+
+    Programs send a bearer token.
+    """
 
     def __init__(self, face: ServiceFace, lifecycle: Lifecycle) -> None:
         self._ports = ServicePorts(face)
@@ -169,7 +175,7 @@ def _query(scope: Scope) -> list[tuple[str, str]]:
 
 
 def _check_site(scope: Scope, own: str, origins: list[str]) -> None:
-    """Raises Forbidden for what a page of another site, or of another service, had the browser send.
+    """Raises Forbidden for a request that a page of another origin made.
 
     Our cookie goes along with that: all services are one site for a browser.
     """
@@ -184,7 +190,7 @@ def _check_site(scope: Scope, own: str, origins: list[str]) -> None:
 
 
 class ByHostName:
-    """ASGI middleware: requests for names below the domain of services go to ``services``, others to ``app``."""
+    """ASGI middleware: ``services`` gets requests for names below the domain, ``app`` others."""
 
     def __init__(self, app: ASGIApp, services: ASGIApp, domain: str) -> None:
         self._app = app

@@ -1,6 +1,6 @@
 """One request to a service and its answer, passed on piece by piece. Everything that comes back is hostile.
 
-What the caller gets is written anew from what was understood. A connection into the sandbox serves one request.
+The answer is written anew from its parts. A connection into the sandbox serves one request.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class ByPath:
         return [*kept, *((b"location", place) for place in places[:1]), SANDBOXED]
 
     def _below(self, location: bytes, target: bytes) -> bytes | None:
-        """Returns a redirect that stays in the service, as seen from outside; None for one that leaves it.
+        """Returns a redirect within the service, as seen from outside; None for another.
 
         A client sends its token wherever a redirect on our host leads.
         """
@@ -152,7 +152,7 @@ class ByHost:
         return b"; ".join(part.strip() for part in value.split(b";") if part.partition(b"=")[0].strip() != ours)
 
     def _of_this_host(self, value: bytes) -> bytes | None:
-        """Returns a cookie that this host alone gets; None for one in the place of ours, or without a name."""
+        """Returns a cookie for this host alone; None for one of our name, or without one."""
         pair, *attributes = value.split(b";")
         name = pair.partition(b"=")[0].strip().lower()
         if b"=" not in pair or not name or name == self.cookie.lower().encode("ascii"):
@@ -170,7 +170,7 @@ def _misleads(name: bytes) -> bool:
 
 
 def _private(control: bytes) -> bytes:
-    """Returns Cache-Control for the caller alone: no cache between may keep what a cookie opened."""
+    """Returns Cache-Control for the caller alone: no cache between may keep the answer."""
     words = [word.strip() for word in control.split(b",") if word.strip()]
     kept = [word for word in words if word.partition(b"=")[0].strip().lower() not in _SHARED]
     return b", ".join([b"private", *kept])

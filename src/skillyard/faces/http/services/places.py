@@ -28,7 +28,7 @@ def by_path(raw_path: bytes) -> Place | None:
 
 
 def by_host(name: str, domain: str, raw_path: bytes) -> Place | None:
-    """Returns the place that a host name below ``domain`` means, without its port; None for another name."""
+    """Returns the place that a name below ``domain`` means; None for another name."""
     match = _LABEL.fullmatch(name.removesuffix(f".{domain}"))
     if match is None or int(match[1]) > _MOST_PORT or not raw_path.startswith(b"/"):
         return None
