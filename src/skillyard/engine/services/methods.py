@@ -1,4 +1,4 @@
-"""``skills.run_service`` and ``skills.open_service``: commands that listen, and their ports for browsers."""
+"""``skills.run_service`` and ``skills.open_service``: commands that listen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names by which the ports of services are reached: paths below ``/services``, and host names."""
+"""The paths and host names by which the ports of services are reached."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Endpoints:
         return found
 
     def host(self, task_id: str, port: int) -> str | None:
-        """Returns the host name of a port; None where the id cannot be part of one, and without a domain."""
+        """Returns the host name of a port; None without a domain, or for an id that does not fit."""
         match, domain = _TASK.fullmatch(task_id), self._settings.domain
         return f"{port}-{match[1]}.{domain}" if match and domain else None
 

@@ -1,4 +1,4 @@
-"""Starts services, and tells where their ports are reached. A service is a detached run of a command that listens."""
+"""Starts services, and opens their ports. A service is a task that listens."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ServiceRuns:
         self.tickets = Tickets(clock, settings)
 
     async def start(self, principal: Principal, params: Params) -> dict[str, Any]:
-        """Returns the answer for a service that is stored, and goes on whatever becomes of its caller.
+        """Returns the answer for a service that is stored, and outlives its caller.
 
         Raises what :meth:`RunService.record` raises, QuotaExceeded, UnsupportedLanguage.
         """

@@ -129,9 +129,9 @@ class Connection(H11Protocol):
         return False
 
     def _switch(self, fields: list[tuple[bytes, bytes]]) -> Stream:
-        """Answers 101 and returns the connection as a stream, which counts as this connection until it is lost.
+        """Answers 101 and returns the connection as a stream. Raises CallerGone.
 
-        Raises CallerGone.
+        It counts as this connection until it is lost.
         """
         if self.transport.is_closing() or self.cycle.disconnected:
             raise CallerGone("the client went away")
