@@ -54,7 +54,8 @@ class ServiceRuns:
         usual = {} if "timeout_ms" in (params.get("limits") or {}) else {"timeout_sec": self._longest_s}
         request = await self._commands.request(principal, {**usual, **params}, task=True)
         assert request.command is not None, "it is one"
-        request = replace(request, command=replace(request.command, service=service))
+        # It has a sandbox of its own: what reuse_mode says of calls without a session is for calls that end.
+        request = replace(request, command=replace(request.command, service=service), session=None)
         record = await self._runs.record(principal, request)
         return {
             "task_id": record.run_id,
