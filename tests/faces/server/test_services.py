@@ -21,6 +21,7 @@ import pytest
 from skillyard.client import errors
 from tests.bundles import skill_files, tar
 from tests.crash.server import Server
+from tests.faces.server.test_parts import until
 
 pytestmark = pytest.mark.timeout(300)
 PROGRAM = Path(__file__).with_name("service_program.py").read_text()
@@ -365,6 +366,7 @@ def test_ports_answer_again_after_the_death_of_the_server(tmp_path: Path) -> Non
         yard.until_it_answers()
         assert yard.get("/").json()["path"] == "/"
         assert yard.by_name("/", cookie=yard.cookie()).status_code == 200
+        until(lambda: client.task_status(task_id)["startup_ready"])
         told = client.task_status(task_id)
         assert (told["mode"], told["startup_ready"], told["exposed_endpoints_active"]) == ("service", True, True)
         assert told["exposed_endpoints"][1]["path"] == f"/services/{task_id}/8001/"
