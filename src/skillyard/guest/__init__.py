@@ -49,6 +49,7 @@ Frames: one byte of type, four bytes of big-endian payload length, payload.
                                            no function was called; files of "out" that are not sent; what lies beside
                                            "out"; how many more of both. Each is left out where there is nothing to say
     S  {"ready": true, "restarts": 0, "exit_code": 1}            how a service goes; exit_code of its last end, if any
+                                           without a payload: as before
     R  JSON                                what the entrypoint returned, an object; the last frame
     X  {"type": …, "message": …, "traceback": …, "errno": …}     it raised; the last frame
 

@@ -199,6 +199,7 @@ class _Guest:
 
     def _tell(self, state: dict[str, object]) -> None:
         self._channel.send(b"S", _encode(state).encode())
+        self._channel.send(b"S")  # the last five bytes of a channel wait for those behind them
 
     def _send_left(self) -> None:
         """Sends the files. The result is sent whatever foreign code made of the modules that this needs."""

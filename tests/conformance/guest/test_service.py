@@ -26,7 +26,9 @@ time.sleep(0.5)
 
 def served(box: GuestBox, text: str, wanted: Service, **changes: Any) -> tuple[Ran, list[State]]:
     ran = command(box, text, service=wanted.stored(), **changes)
-    return ran, [frame for frame in ran.frames if isinstance(frame, State)]
+    told = [frame for frame in ran.frames if isinstance(frame, State)]
+    assert told[::2] == told[1::2], "each is followed by one without a payload"
+    return ran, told[::2]
 
 
 def test_a_pattern_that_is_cut_by_the_output_says_that_it_is_ready(box: GuestBox) -> None:

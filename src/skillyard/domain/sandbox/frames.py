@@ -202,7 +202,7 @@ class FrameReader:
         self._blobs, self._ended = place.blobs, place.ended
         self._bytes, self._pieces = place.bytes, place.pieces
         self._told_notes = False
-        self._states = 0
+        self._states, self._state_before = 0, State(ready=False, restarts=0, exit_code=None)
         self._paths: set[str] = set()
         self._files: dict[int, int] = {}
         """Bytes of the open blobs that are files."""
@@ -364,10 +364,13 @@ class FrameReader:
         self._states += 1
         if self._states > self._limits.states:
             raise FrameFault(f"the service tells more than {self._limits.states} states")
-        header = _header(payload, "S")
-        code = header.get("exit_code")
-        known = type(code) is int and 0 <= code <= 255
-        return State(header.get("ready") is True, _integer(header, "restarts", "S"), code if known else None)
+        if payload:
+            header = _header(payload, "S")
+            code = header.get("exit_code")
+            known = type(code) is int and 0 <= code <= 255
+            ready, restarts = header.get("ready") is True, _integer(header, "restarts", "S")
+            self._state_before = State(ready, restarts, code if known else None)
+        return self._state_before
 
     def _close(self, n: int) -> int:
         if n not in self._open:
