@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,3 +130,30 @@ def test_an_ended_session_says_so_and_its_files_are_gone(runtime: SyncRuntime) -
     told = runtime.end_session("ended", reason="enough")
     assert (told["state"], told["ended_by"], told["reason"]) == ("ended", "local", "enough")
     assert said(runtime, "ls ..", "ended") == "skill\n"
+
+
+CONNECTS = """python3 - <<'END'
+import socket
+try:
+    socket.create_connection(("www.example.com", 443), 10)
+except OSError:
+    print("not reached")
+END"""
+
+
+def test_each_call_has_the_network_that_it_asks_for(tmp_path: Path) -> None:
+    skill = tmp_path / "skills" / "acme.notes"
+    skill.mkdir(parents=True)
+    (skill / "SKILL.md").write_text("---\nname: acme.notes\ndescription: Notes\n---\n# Notes\n")
+    rules = ["*.example.com:443"]
+    network = {"rules": rules, "run_code": rules}
+    settings = load_settings(data_dir=tmp_path / "data", skills_dirs=[tmp_path / "skills"], network=network)
+    with SyncRuntime(settings=settings) as runtime:
+        calls: list[list[str] | None] = [None, None, [], None]
+        for asked in calls:
+            answer = ran(runtime, CONNECTS, "net", network=asked)
+            assert answer["status"] == "succeeded", answer
+            told = runtime.call("runs.show", {"run_id": answer["run_id"]})["run"]["network"]
+            hosts = [] if told is None else [each["host"] for each in told["connections"]]
+            assert (hosts, answer["stdout"]) == ((["www.example.com"], "") if asked is None else ([], "not reached\n"))
+        assert [row["runs"] for row in runtime.sessions(ended=True)["sessions"]] == [4]

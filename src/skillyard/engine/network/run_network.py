@@ -121,12 +121,15 @@ class RunNetwork:
         self._ports = frozenset(ports)
         return replace(spec, mounts=(*spec.mounts, *session.mounts), egress=Egress(session.id, ports))
 
-    async def enter(self, sandbox: Sandbox, guest: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def enter(self, sandbox: Sandbox, guest: Mapping[str, Any], *, reused: bool = False) -> Mapping[str, Any]:
         """Returns ``guest`` with the variables by which programs in ``sandbox`` find the gate.
 
-        Variables that a skill declares go before those. Raises GateFault, SandboxGone."""
+        Variables that a skill declares go before those. A ``reused`` sandbox was made for another run and is plugged in
+        now. Raises GateFault, SandboxGone."""
         session = await self._session()
         async with self._busy:
+            if reused:
+                self._ports = None
             await self._take(session, sandbox)
         return {**guest, "env": {**session.env, **guest["env"]}}
 

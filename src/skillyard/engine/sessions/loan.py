@@ -42,6 +42,8 @@ class SessionLoan(Loan):
         self._held: SessionRecord | None = None
         self._before: Ending | None = None
         """The ending that the sandbox told last, before this run."""
+        self._reused = False
+        """Whether the sandbox was made for an earlier run."""
         self._began: float | None = None
         self._standing: asyncio.Task[Sandbox] | None = None
 
@@ -88,7 +90,7 @@ class SessionLoan(Loan):
         if await bring(sandbox, spec.mounts):
             guest = {**guest, "blob_root": INPUTS}
         if network is not None:
-            guest = await network.enter(sandbox, guest)
+            guest = await network.enter(sandbox, guest, reused=self._reused)
         self._began = asyncio.get_running_loop().time()
         return sandbox, guest
 
@@ -100,7 +102,7 @@ class SessionLoan(Loan):
         # The keeper keeps what each program wrote as long as the sandbox.
         worn = session.runs % RENEWED_AFTER == RENEWED_AFTER - 1
         if old is not None and session.fit == fit and not worn:
-            self._before = self._keeping.cleared.get(session.session_id)
+            self._before, self._reused = self._keeping.cleared.get(session.session_id), True
             return old
         session = await self._keeping.makes(session)
         self._held = session
