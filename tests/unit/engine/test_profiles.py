@@ -9,9 +9,10 @@ import pytest
 from skillyard.config.profiles import ProfileSettings, bound
 from skillyard.domain.errors import Forbidden, InvalidInput, SkillNotFound
 from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.skill.skill import SkillKind
 from skillyard.engine.table import METHODS, invoke
-from tests.unit.engine.conftest import CODE, Rig
-from tests.unit.engine.fakes import a_skill
+from tests.unit.engine.conftest import CODE, Rig, playing
+from tests.unit.engine.fakes import a_skill, result
 
 pytestmark = pytest.mark.anyio
 
@@ -44,6 +45,19 @@ async def test_every_method_outside_is_refused_and_not_listed(rig: Rig, principa
     assert {method["name"] for method in document["methods"]} == allowed
     assert (await code(rig, principal))["status"] == "completed"
     assert "skills" in await called(rig, principal, "list_skills")
+
+
+@pytest.mark.parametrize("method", ["skills.task_status", "skills.task_watch"])
+async def test_a_query_command_needs_the_tool_for_commands(rig: Rig, method: str) -> None:
+    rig.skills.add(a_skill("acme.notes", kind=SkillKind.INSTRUCTION))
+    asked: dict[str, Any] = {"provider": "cmd", "skill_name": "acme.notes", "query_command": "./state"}
+    profiled(rig, allowed_tools=("skills.task_*",))
+    with pytest.raises(Forbidden, match=r"does not allow the tool 'skills\.run_cmd'"):
+        await called(rig, ANN, method, **asked)
+    assert rig.backend.started == []
+    profiled(rig, allowed_tools=("skills.task_*", "skills.run_cmd"))
+    rig.backend.script = playing(result({"exit_code": 0}), log=b'{"status": "done"}')
+    assert (await called(rig, ANN, method, **asked))["done"]
 
 
 async def test_without_the_profile_every_call_is_refused_by_name(rig: Rig) -> None:

@@ -34,16 +34,19 @@ class CommandService:
         self._blobs = blobs
         self._settings = settings
 
-    async def run(self, principal: Principal, params: Params) -> dict[str, Any]:
+    async def run(self, principal: Principal, params: Params, *, alone: bool = False) -> dict[str, Any]:
         """Returns the answer of a command that has ended, however it did.
 
+        ``alone`` gives it a sandbox of its own, whatever the settings do with calls that name no session.
         Raises what :meth:`RunService.run` raises, QuotaExceeded, UnsupportedLanguage.
         """
-        request = await self.request(principal, params)
+        request = await self.request(principal, params, alone=alone)
         record = await self._runs.record(principal, request)
         return await self.answer(record, request.command)
 
-    async def request(self, principal: Principal, params: Params, *, task: bool = False) -> RunRequest:
+    async def request(
+        self, principal: Principal, params: Params, *, task: bool = False, alone: bool = False
+    ) -> RunRequest:
         """Returns the request that checked parameters mean. That for a ``task`` outlives its caller."""
         command, agent = from_params(params), agent_scope(principal, params.get("agent")).agent
         await self._check_inputs(principal, command)
@@ -61,7 +64,7 @@ class CommandService:
             detach=task,
             command=command,
             agent=agent,
-            session=self._sessions.alias_of(params.get("session_id")),
+            session=None if alone else self._sessions.alias_of(params.get("session_id")),
             wait_ms=self._sessions.wait_ms_of(params.get("wait_ms")),
         )
 

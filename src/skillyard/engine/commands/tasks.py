@@ -6,13 +6,13 @@ A task belongs to an agent of a project. Those of others do not exist.
 from __future__ import annotations
 
 import codecs
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from skillyard.domain.errors import Busy, InvalidInput, SkillyardError, TaskNotFound, shape
+from skillyard.domain.foreign_json import BadJson, parse_json
 from skillyard.domain.principal import AgentScope, Principal, agent_scope
 from skillyard.domain.sandbox.spec import Owner
 from skillyard.domain.work.command import VIEW
@@ -35,6 +35,8 @@ from skillyard.ports.records import RecordStore
 Params = Mapping[str, Any]
 BATCH, SERVICE = "batch", "service"
 BG, CMD = "bg", "cmd"
+RUN_CMD = "skills.run_cmd"
+"""The tool that a profile must allow for the provider ``cmd``, which runs a command of the caller's."""
 TAIL_BYTES = 8192
 WATCH_S, QUERY_S, POLL_S = 600.0, 30.0, 2.0
 STATUS_FIELD = "status"
@@ -264,7 +266,11 @@ class TaskService:
                 await self._waiting.until("", _nothing)
 
     async def _queried(self, principal: Principal, params: Params, seconds: float) -> dict[str, Any]:
-        """Runs ``query_command`` and returns the state that its JSON tells."""
+        """Runs ``query_command`` and returns the state that its JSON tells.
+
+        Raises Forbidden also for a profile that allows no commands.
+        """
+        principal.require_tool(RUN_CMD)
         if "query_command" not in params:
             raise InvalidInput("query_command", f"must be given where provider is '{CMD}'")
         if self._drain.on:
@@ -283,7 +289,7 @@ class TaskService:
             "timeout_sec": seconds,
             **({"agent": params["agent"]} if "agent" in params else {}),
         }
-        ran = await self._commands.run(principal, asked)
+        ran = await self._commands.run(principal, asked, alone=True)
         raw, wrong = _parsed(ran)
         field = params.get("status_field", STATUS_FIELD)
         state = raw.get(field)
@@ -354,8 +360,8 @@ def _parsed(ran: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         said = ran["stderr"].strip()[-_SHOWN:]
         return {}, f"query_command: {ran['error_message']}" + (f": {said}" if said else "")
     try:
-        value = json.loads(ran["stdout"])
-    except (ValueError, RecursionError):
+        value = parse_json(ran["stdout"].encode())
+    except BadJson:
         value = None
     if not isinstance(value, dict) or ran["stdout_truncated"]:
         return {}, "query_command: must print one JSON object on stdout, and nothing else"

@@ -370,6 +370,9 @@ async def test_fields_and_states_can_be_named_otherwise(rig: Rig) -> None:
     [
         (playing(DONE, log=b"no json"), "must print one JSON object"),
         (playing(DONE, log=b"[1]"), "must print one JSON object"),
+        (playing(DONE, log=b'{"status": NaN}'), "must print one JSON object"),
+        (playing(DONE, log=b'{"status": 1e999}'), "must print one JSON object"),
+        (playing(DONE, log=b'{"status": ' + 300 * b"[" + 300 * b"]" + b"}"), "must print one JSON object"),
         (playing(result({"exit_code": 4}), log=b"\x002why"), "exit code 4: why"),
     ],
 )
@@ -379,6 +382,15 @@ async def test_a_query_that_tells_nothing_is_an_error(rig: Rig, script: Any, mes
     told = await rig.call("skills.task_watch", **asked)
     assert (told["error"], told["raw"], told["state"]) == (True, None, None)
     assert message in told["error_message"]
+
+
+@pytest.mark.parametrize("mode", ["project_agent", "session"])
+async def test_a_query_has_a_sandbox_of_its_own(rig: Rig, mode: str) -> None:
+    rig.configure(sessions={"reuse_mode": mode})
+    rig.backend.script = playing(DONE, log=js({"status": "done"}))
+    asked: dict[str, Any] = {"provider": "cmd", "skill_name": "acme.notes", "query_command": "./state"}
+    assert (await rig.call("skills.task_status", **asked))["done"]
+    assert (await rig.call("skills.sessions"))["sessions"] == []
 
 
 async def test_parameters_of_the_other_provider_are_refused(rig: Rig) -> None:
