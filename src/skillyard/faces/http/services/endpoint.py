@@ -22,7 +22,7 @@ from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.replies import SECURITY_HEADERS, end
 from skillyard.faces.http.services.exchange import Bounds, Exchange
 from skillyard.faces.http.services.fields import ByHost, ByPath
-from skillyard.faces.http.services.places import Place, by_host, by_path
+from skillyard.faces.http.services.places import Place, by_host, by_path, name_pattern
 from skillyard.faces.http.services.websocket import check_offer, relay
 
 Still = Callable[[str], Awaitable[Principal | None]]
@@ -190,17 +190,17 @@ def _check_site(scope: Scope, own: str, origins: list[str]) -> None:
 
 
 class ByHostName:
-    """ASGI middleware: ``services`` gets requests for names below the domain, ``app`` others."""
+    """ASGI middleware: ``services`` gets requests for names of ports, ``app`` all others."""
 
     def __init__(self, app: ASGIApp, services: ASGIApp, domain: str) -> None:
         self._app = app
         self._services = services
-        self._end = f".{domain}".encode("ascii")
+        self._name = name_pattern(domain)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         for name, value in scope["headers"]:
             if name == b"host":
-                mine = value.partition(b":")[0].lower().endswith(self._end)
+                mine = self._name.fullmatch(value.partition(b":")[0].lower()) is not None
                 await (self._services if mine else self._app)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

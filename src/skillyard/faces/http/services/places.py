@@ -27,6 +27,11 @@ def by_path(raw_path: bytes) -> Place | None:
     return Place(match[1].decode("ascii"), int(match[2]), match[3] or b"/")
 
 
+def name_pattern(domain: str) -> re.Pattern[bytes]:
+    """Returns the pattern of the names of ports. Other names below the domain may be the server's own."""
+    return re.compile(rf"{_LABEL.pattern}\.{re.escape(domain)}".encode("ascii"))
+
+
 def by_host(name: str, domain: str, raw_path: bytes) -> Place | None:
     """Returns the place that a name below ``domain`` means; None for another name."""
     match = _LABEL.fullmatch(name.removesuffix(f".{domain}"))
