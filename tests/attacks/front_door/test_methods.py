@@ -21,6 +21,7 @@ MAY_START = {
     "execute_skill": {"timeout_ms": 3000},
     "skills.run_cmd": {"timeout_sec": 3},
     "skills.run_cmd_async": {"timeout_sec": 3},
+    "skills.run_service": {"timeout_sec": 3},
     "skills.task_status": {"timeout_sec": 3},
     "skills.task_watch": {"timeout_sec": 3, "query_timeout_sec": 3},
 }

@@ -103,6 +103,15 @@ CASES: dict[str, tuple[dict[str, Any], ...]] = {
     "skills.read_artifact": ({"artifact_id": "{blob}"}, {"artifact_id": "{blob}", "offset": 1}),
     "skills.sessions": ({}, {"agent": "alice"}),
     "skills.end_session": ({"session_id": "work"}, {"session_id": "work", "agent": "alice"}),
+    "skills.run_service": (
+        {"skill_name": "{skill}", "command": "true"},
+        {
+            "skill_name": "skills.protocol.guide",
+            "command": "true",
+            "inputs": [{"artifact_id": "{blob}", "mount_path": "x"}],
+        },
+    ),
+    "skills.open_service": ({"task_id": "{task}", "port": 8000}, {"task_id": "{run}", "port": 8000}),
     "skills.tasks": ({}, {"cursor": "{task}"}, {"limit": 1}),
     "skills.upload": ({"blob_id": "{blob}"},),
     "skills.set_version": ({"skill_name": "{skill}", "version": "0.1.0"},),
