@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import random
+import shutil
 import socket
 import stat
 from contextlib import suppress
@@ -149,6 +150,19 @@ def test_a_server_that_stops_leaves_them_at_work(tmp_path: Path) -> None:
         assert first.stop() == 0
     with Server(data_dir) as second:
         _check(second, run_id, mark, args)
+
+
+def test_a_keeper_whose_data_directory_was_removed_ends(tmp_path: Path) -> None:
+    """No server finds it again, so nobody would ever end what it holds."""
+    data_dir = tmp_path / "data"
+    footprint = Footprint(data_dir)
+    with Server(data_dir) as first:
+        begun_mark(first, _start(first, {**_args(0), "pause": 60}))
+        footprint.look()
+        first.kill()
+    assert footprint.keepers()
+    shutil.rmtree(data_dir)
+    until(lambda: not footprint.keepers(), 30, "the keeper ends")
 
 
 def test_cancel_of_a_run_of_an_earlier_server(tmp_path: Path) -> None:

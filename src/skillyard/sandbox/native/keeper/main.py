@@ -131,7 +131,7 @@ class Keeper:
                 loop, ground, f"{run_dir}/spool", config["ready"], config["zygotes_mb"], config["retire_s"]
             )
             facts = {"protocol": PROTOCOL, "kernel": os.uname().release, **ground.facts}
-            self._service = Service(loop, self._sandboxes, ground, facts)
+            self._service = Service(loop, self._sandboxes, ground, facts, lambda: os.path.exists(self._socket))
             self._watch(config["tenant_pids"])
             listener.setblocking(False)
             listener.listen(_BACKLOG)  # once more: from here on who connects sees our pid (unix(7), SO_PEERCRED)

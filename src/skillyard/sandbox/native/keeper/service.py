@@ -33,9 +33,17 @@ class Unknown(Exception):
 
 class Service:
     def __init__(
-        self, loop: Loop, sandboxes: Sandboxes, ground: Ground, facts: dict[str, Any], linger_s: float = LINGER_S
+        self,
+        loop: Loop,
+        sandboxes: Sandboxes,
+        ground: Ground,
+        facts: dict[str, Any],
+        is_reachable: Callable[[], bool] = lambda: True,
+        linger_s: float = LINGER_S,
     ) -> None:
+        """``is_reachable`` says whether a server could connect."""
         self._loop = loop
+        self._is_reachable = is_reachable
         self._sandboxes = sandboxes
         self._ground = ground
         self._facts = facts
@@ -391,8 +399,10 @@ class Service:
         self._leaving = self._leaves.after(self._linger_s, self._consider_leaving)
 
     def _consider_leaving(self) -> None:
-        """Ends a keeper that has no server and holds nothing. One that holds something asks again."""
-        if self._sandboxes.survey():
+        """Ends a keeper that has no server and holds nothing, or that no server can find any more.
+
+        Another one asks again."""
+        if self._sandboxes.survey() and self._is_reachable():
             self._leave_soon()
         else:
             self._loop.running = False
