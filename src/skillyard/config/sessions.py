@@ -6,8 +6,11 @@ from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from skillyard.config.section import Section
+from skillyard.config.section import Section, host_memory_mb
 from skillyard.domain.errors import InvalidInput
+from skillyard.domain.work.limits import MINIMUM
+
+_USUAL_DISK_MB = 16 * 1024
 
 
 class SessionSettings(Section):
@@ -32,6 +35,14 @@ class SessionSettings(Section):
     max_wait_ms: int = Field(default=600_000, ge=0, description="Longest time that a call may ask to wait for.")
     waiting: int = Field(default=16, ge=0, description="Calls that may wait for one session.")
     most_each: int = Field(default=16, ge=1, description="Live sessions of one principal.")
+    disk_mb: int = Field(
+        default_factory=lambda: min(_USUAL_DISK_MB, host_memory_mb() // 2),
+        ge=MINIMUM.disk_mb,
+        description="File space of all live sessions together, which is memory: the sum of their `disk_mb`. A"
+        f" principal has three quarters of it at most. By default {_USUAL_DISK_MB}, or half of the host's memory where"
+        " that is less.",
+        json_schema_extra={"default": _USUAL_DISK_MB},
+    )
     grace_s: float = Field(
         default=60.0,
         ge=0,

@@ -46,6 +46,13 @@ def too_many(most: int) -> QuotaExceeded:
     return QuotaExceeded("session_id", rule, limit="sessions.most_each", maximum=most)
 
 
+def too_large(most_mb: int) -> QuotaExceeded:
+    """Returns the error for a session whose files may not have so much space."""
+    rule = f"the files of all sessions may take {most_mb} MiB together, and those of one principal three quarters"
+    remedy = "which sessions.disk_mb says; end a session with skills.end_session, or ask for less with limits.disk_mb"
+    return QuotaExceeded("session_id", f"{rule}, {remedy}", limit="sessions.disk_mb", maximum=most_mb)
+
+
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
     """One life of a session. The next one of the same key is another record.

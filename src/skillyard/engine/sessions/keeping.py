@@ -14,7 +14,7 @@ from skillyard.config.sessions import SessionSettings
 from skillyard.domain.errors import Forbidden, SandboxCutOff, SandboxFault, SandboxGone, SkillyardError
 from skillyard.domain.work.lease import Lease
 from skillyard.domain.work.record import Ending
-from skillyard.domain.work.session import SessionKey, SessionRecord, SessionState
+from skillyard.domain.work.session import SessionKey, SessionRecord, SessionState, too_large
 from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.lending import PATIENCE_S
 from skillyard.engine.observer import Fault, Observer
@@ -29,6 +29,8 @@ LEASE_S = 90.0
 IDLE, HARD, LOST, SERVER = "idle", "hard", "lost", "server"
 """Those that end a session beside principals."""
 _TRIES = 8
+_SHARE = 0.75
+"""Of the space of all sessions, that one principal may have."""
 _GONE = "its sandbox ended while it was not used"
 _UNMADE = "its server ended while it was made"
 _REBOOTED = "the machine was restarted"
@@ -122,9 +124,22 @@ class Keeping:
 
         return await self._changed(session, stood)
 
-    async def makes(self, session: SessionRecord) -> SessionRecord:
-        """Notes that another sandbox is about to be made. Raises SandboxGone when the session was ended."""
-        return await self._changed(session, lambda held: replace(held, sandboxes=held.sandboxes + 1))
+    async def makes(self, session: SessionRecord, disk_mb: int) -> SessionRecord:
+        """Notes that another sandbox is about to be made, and the space that its files may take.
+
+        That is memory as long as the session lives. Raises SandboxGone when the session was ended, QuotaExceeded where
+        all sessions would have too much of it.
+        """
+        made = await self._changed(
+            session, lambda held: replace(held, sandboxes=held.sandboxes + 1, disk_mb=disk_mb)
+        )  # noted before it is counted, so that two at once see each other
+        live = [one for one in await self.store.live() if one.boot == made.boot]
+        most_mb, mine = self.settings.disk_mb, [one for one in live if one.principal == made.principal]
+        over = sum(one.disk_mb for one in live) > most_mb
+        if over or (len(mine) > 1 and sum(one.disk_mb for one in mine) > most_mb * _SHARE):
+            await self._changed(made, lambda held: replace(held, disk_mb=session.disk_mb))
+            raise too_large(most_mb)
+        return made
 
     async def release(self, session: SessionRecord) -> None:
         """Notes that its run is over and its sandbox cleared. A session that drains ends with it."""

@@ -104,7 +104,7 @@ class SessionLoan(Loan):
         if old is not None and session.fit == fit and not worn:
             self._before, self._reused = self._keeping.cleared.get(session.session_id), True
             return old
-        session = await self._keeping.makes(session)
+        session = await self._keeping.makes(session, self._spec.limits.disk_mb)
         self._held = session
         made = await self._create(session.backend_key)
         try:

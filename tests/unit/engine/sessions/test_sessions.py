@@ -265,6 +265,21 @@ async def test_a_principal_has_few_sessions(rig: Rig) -> None:
     assert (await run_cmd(rig, "c", BOB))["status"] == "succeeded"
 
 
+async def test_the_files_of_all_sessions_have_a_bound(rig: Rig) -> None:
+    """They are memory for as long as a session lives, which no place of a run holds."""
+    rig.configure(sessions={"disk_mb": 100})
+    small, large = {"limits": {"disk_mb": 30}}, {"limits": {"disk_mb": 80}}
+    for alias in ("a", "b"):
+        assert (await run_cmd(rig, alias, **small))["status"] == "succeeded"
+    for alias, principal, asked in (("c", ANN, small), ("c", BOB, large), ("a", ANN, large)):
+        refused = await run_cmd(rig, alias, principal, **asked)
+        assert (refused["status"], "sessions.disk_mb" in refused["error_message"]) == ("failed", True)
+    assert (await run_cmd(rig, "c", BOB, **small))["status"] == "succeeded"
+    assert (await run_cmd(rig, "a", **small))["status"] == "succeeded"
+    await rig.call("skills.end_session", ANN, session_id="b")
+    assert (await run_cmd(rig, "c", **small))["status"] == "succeeded"
+
+
 @pytest.mark.parametrize("mode", ["none", "off", "project_agent", "session"])
 async def test_reuse_mode_rules_calls_without_a_session(rig: Rig, mode: str) -> None:
     rig.configure(sessions={"reuse_mode": mode})
