@@ -25,6 +25,13 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncRuntime]:
     settings = load_settings(data_dir=home / "data", skills_dirs=[home / "skills"], limits={"disk_mb": 32})
     with SyncRuntime(settings=settings) as runtime:
         yield runtime
+        end_all(runtime)
+
+
+def end_all(runtime: SyncRuntime) -> None:
+    """Ends what would wait for the next runtime on this data directory."""
+    for row in runtime.sessions()["sessions"]:
+        runtime.end_session(row["session_id"])
 
 
 def ran(runtime: SyncRuntime, command: str, session: str, skill: str = "acme.notes", **asked: Any) -> dict[str, Any]:
@@ -157,3 +164,4 @@ def test_each_call_has_the_network_that_it_asks_for(tmp_path: Path) -> None:
             hosts = [] if told is None else [each["host"] for each in told["connections"]]
             assert (hosts, answer["stdout"]) == ((["www.example.com"], "") if asked is None else ([], "not reached\n"))
         assert [row["runs"] for row in runtime.sessions(ended=True)["sessions"]] == [4]
+        end_all(runtime)
