@@ -148,7 +148,7 @@ class App:
         has_gate = ports.gate is not None
         self.strict_params = self.config.strict_params
         self.drain = Drain(self.active, ports.records)
-        commands = CommandService(self.runs, self.sessions, ports.blobs, config.commands)
+        commands = CommandService(self.runs, self.sessions, ports.blobs, config.commands, config.profiles)
         self.task_service = TaskService(
             commands,
             self.runs,

@@ -156,3 +156,14 @@ async def test_a_profile_bounds_commands_too(rig: Rig) -> None:
     profiled(rig, allowed_tools=("skills.run_cmd",), limits={"timeout_ms": 5000})
     with pytest.raises(InvalidInput, match="5000"):
         await called(rig, ANN, "skills.run_cmd", skill_name="a.b", command="true", timeout_sec=6)
+
+
+@pytest.mark.parametrize("method", ["skills.run_cmd", "skills.run_cmd_async", "skills.run_service"])
+async def test_the_default_time_of_a_command_comes_down_to_that_of_a_profile(rig: Rig, method: str) -> None:
+    profiled(rig, allowed_tools=("skills.*",), limits={"timeout_ms": 5000})
+    rig.skills.add(a_skill("acme.notes"))
+    rig.backend.script = playing(result({"exit_code": 0}))
+    given = {"skill_name": "acme.notes", "command": "ls"}
+    assert (await called(rig, ANN, method, **given))["limits"]["timeout_ms"] == 5000
+    with pytest.raises(InvalidInput, match="timeout_ms: must be from 1 to 5000"):
+        await called(rig, ANN, method, **given, timeout_sec=6)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from skillyard.config.commands import CommandSettings
+from skillyard.config.profiles import ProfileSettings
 from skillyard.domain.errors import InvalidInput, QuotaExceeded, SkillyardError, shown
 from skillyard.domain.network.policy import parse_rules
 from skillyard.domain.principal import Principal, agent_scope
@@ -28,7 +29,15 @@ SUCCEEDED, FAILED, CANCELED = "succeeded", "failed", "canceled"
 class CommandService:
     """Runs commands for callers that wait for their end. ``settings`` bound what they may ask for."""
 
-    def __init__(self, runs: RunService, sessions: SessionService, blobs: BlobStore, settings: CommandSettings) -> None:
+    def __init__(
+        self,
+        runs: RunService,
+        sessions: SessionService,
+        blobs: BlobStore,
+        settings: CommandSettings,
+        profiles: Mapping[str, ProfileSettings],
+    ) -> None:
+        self._profiles = profiles
         self._runs = runs
         self._sessions = sessions
         self._blobs = blobs
@@ -45,18 +54,30 @@ class CommandService:
         return await self.answer(record, request.command)
 
     async def request(
-        self, principal: Principal, params: Params, *, task: bool = False, alone: bool = False
+        self,
+        principal: Principal,
+        params: Params,
+        *,
+        task: bool = False,
+        alone: bool = False,
+        usual_s: float | None = None,
     ) -> RunRequest:
-        """Returns the request that checked parameters mean. That for a ``task`` outlives its caller."""
+        """Returns the request that checked parameters mean. That for a ``task`` outlives its caller.
+
+        Parameters without a time get ``usual_s``, or the default of the settings, and at most the profile's time.
+        """
         command, agent = from_params(params), agent_scope(principal, params.get("agent")).agent
         await self._check_inputs(principal, command)
         limits = dict(params.get("limits") or {})
+        asked_s, usual_s = params.get("timeout_sec"), usual_s or self._settings.times(task=task)[0]
+        if asked_s is None and limits.get("timeout_ms") is None:
+            asked_s = self._within_profile(principal, usual_s)
         return RunRequest(
             kind=RunKind.COMMAND,
             skill=params["skill_name"],
             version=params.get("version"),
             input_blobs=tuple(dict.fromkeys(one.blob_id for one in command.inputs)),
-            limits={**limits, "timeout_ms": self._timeout_ms(params.get("timeout_sec"), limits, task=task)},
+            limits={**limits, "timeout_ms": self._timeout_ms(asked_s, limits, task=task)},
             isolation=params.get("isolation"),
             network=None if params.get("network") is None else parse_rules(params["network"]),
             idempotency_key=params.get("idempotency_key"),
@@ -68,13 +89,18 @@ class CommandService:
             wait_ms=self._sessions.wait_ms_of(params.get("wait_ms")),
         )
 
+    def _within_profile(self, principal: Principal, usual_s: float) -> float:
+        profile = self._profiles.get(principal.profile or "")
+        most_ms = None if profile is None else profile.limits.most.get("timeout_ms")
+        return usual_s if most_ms is None else min(usual_s, most_ms / 1000)
+
     def _timeout_ms(self, asked: float | None, limits: Mapping[str, Any], *, task: bool) -> int:
         """Returns the time of a command. Raises InvalidInput for one that is above its limit, or said twice."""
         name = "commands.max_task_timeout_s" if task else "commands.max_timeout_s"
-        usual, most = self._settings.times(task=task)
+        _, most = self._settings.times(task=task)
         inner = limits.get("timeout_ms")
         if asked is None:
-            asked = usual if inner is None else inner / 1000
+            asked = float(limits["timeout_ms"]) / 1000
         elif inner not in (None, round(asked * 1000)):
             raise InvalidInput("timeout_sec", "must equal limits.timeout_ms when both are given")
         if asked > most:

@@ -51,8 +51,7 @@ class ServiceRuns:
         Raises what :meth:`RunService.record` raises, QuotaExceeded, UnsupportedLanguage.
         """
         service = from_params(params)
-        usual = {} if "timeout_ms" in (params.get("limits") or {}) else {"timeout_sec": self._longest_s}
-        request = await self._commands.request(principal, {**usual, **params}, task=True)
+        request = await self._commands.request(principal, params, task=True, usual_s=self._longest_s)
         assert request.command is not None, "it is one"
         # It has a sandbox of its own: what reuse_mode says of calls without a session is for calls that end.
         request = replace(request, command=replace(request.command, service=service), session=None)
