@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from skillyard.client.calling import Calls, Json, Waits, blocking, given, listed
 
-Language = Literal["bash", "python"]
+Language = Literal["bash", "python", "javascript", "typescript"]
 
 
 class CommandMethods(Calls):

@@ -54,6 +54,11 @@ def test_an_end_that_is_not_its_own_says_why(run: Cli, yard: YardServer) -> None
     yard.methods["skills.run_cmd"] = lambda params: ended
     done = run("sh", "acme.notes", "--", "sleep 100")
     assert (done.exit_code, "over 60 s" in done.stderr) == (1, True)
+    never = {**ended, "reason": "exit", "error_message": "something is there already"}
+    yard.methods["skills.run_cmd"] = lambda params: never
+    done = run("sh", "acme.notes", "--input", "SKILL.md=blob:a", "--", "x")
+    assert (done.exit_code, "something is there already" in done.stderr) == (1, True)
+    yard.methods["skills.run_cmd"] = lambda params: ended
     assert json.loads(run("sh", "acme.notes", "--json", "--", "x").stdout) == ended
 
 
@@ -91,6 +96,7 @@ def test_a_detached_command_is_a_task(run: Cli, yard: YardServer) -> None:
     params = asked(yard, "skills.run_cmd_async")
     assert (params["labels"], params["agent"]) == ({"team": "crm"}, "ann")
     assert run("sh", "a.b", "--detach", "--save", "x", "--", "long").exit_code == 2
+    assert "--save needs --output" in run("sh", "a.b", "--save", "x", "--", "long").stderr
 
 
 def test_tasks_are_listed_shown_and_cancelled(run: Cli, yard: YardServer) -> None:

@@ -86,6 +86,8 @@ def sh(
     """
     if detach and save is not None:
         raise click.UsageError("--save goes with `skillyard task watch`, not with --detach.")
+    if save is not None and not outputs:
+        raise click.UsageError("--save needs --output: only files that it names are kept.")
     asked: dict[str, Any] = {
         "skill_name": skill["name"],
         "version": skill.get("version"),
@@ -158,7 +160,7 @@ def _show_ended(answer: Mapping[str, Any], saved: list[Path], *, as_json: bool) 
     emit_foreign(answer["stderr"], err=True, nl=False)
     if answer["stdout_truncated"] or answer["stderr_truncated"]:
         click.echo(f"whole output: skillyard runs logs {answer['run_id']}", err=True)
-    if answer["status"] != "succeeded" and answer["reason"] != "exit":
+    if answer["status"] != "succeeded" and not (answer["reason"] == "exit" and answer["exit_code"] > 0):
         click.echo(calm(answer["error_message"]), err=True)
     _show_files(answer, saved)
 
