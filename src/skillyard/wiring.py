@@ -75,6 +75,7 @@ async def open_ports(
     from skillyard.stores.files.environments import LocalEnvironments
     from skillyard.stores.sqlite.approvals import SqliteApprovals
     from skillyard.stores.sqlite.database import Database
+    from skillyard.stores.sqlite.jobs import SqliteJobs
     from skillyard.stores.sqlite.records import SqliteRecords
     from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
     from skillyard.stores.sqlite.sessions import SqliteSessions
@@ -102,6 +103,7 @@ async def open_ports(
         skills=stores.skills,
         records=SqliteRecords(database),
         sessions=SqliteSessions(database),
+        jobs=SqliteJobs(database),
         secrets=rest.secrets,
         secret_audit=SqliteSecretAudit(database),
         approvals=SqliteApprovals(database),

@@ -25,7 +25,7 @@ from tests.unit.engine.packages.index import Index
 
 pytestmark = pytest.mark.timeout(240)
 
-BLOB, RUN, TASK, SERVICE = "blob:EXAMPLE", "run_EXAMPLE", "run_TASK", "run_SERVICE"
+BLOB, RUN, TASK, SERVICE, JOB = "blob:EXAMPLE", "run_EXAMPLE", "run_TASK", "run_SERVICE", "job_JOB"
 NEEDS = b'\n[permissions]\nnetwork = ["api.example.com:443"]\nsecrets = ["CRM_TOKEN"]\n'
 LONG = {"language": "python", "code": "import time\ndef main(args): time.sleep(100)", "network": ["*.example.com:443"]}
 CONNECTS = """
@@ -45,7 +45,7 @@ read_blob blobs.list blobs.stat secrets.set secrets.list secrets.bind secrets.ro
 catalogue.needs catalogue.approve catalogue.approvals execute_skill catalogue.revoke secrets.audit
 skills.run_cmd skills.read_artifact skills.sessions skills.end_session skills.run_cmd_async skills.task_watch
 skills.task_status skills.task_logs skills.task_cancel skills.tasks skills.run_service skills.open_service
-runs.set_network runs.cancel runs.list
+skills.start_job skills.job_watch skills.job_status skills.job_cancel skills.jobs runs.set_network runs.cancel runs.list
 runs.show runs.logs runs.wait runs.events policy.explain policy.show
 catalogue.versions catalogue.pin catalogue.unpin catalogue.diff catalogue.review catalogue.problems
 catalogue.withdraw catalogue.restore environments.build environments.show environments.list
@@ -91,6 +91,7 @@ def answers(runtime: SyncRuntime) -> dict[str, Any]:
             RUN: found.get("run_code", {}).get("run_id"),
             TASK: found.get("skills.run_cmd_async", {}).get("task_id"),
             SERVICE: found.get("skills.run_service", {}).get("task_id"),
+            JOB: found.get("skills.start_job", {}).get("job_id"),
         }
         params = placed(METHODS[name].example, ids)
         if name in ("runs.set_network", "runs.cancel"):

@@ -1,4 +1,4 @@
-"""The methods ``skills.*`` of commands and tasks, as Python methods."""
+"""The methods ``skills.*`` of commands, tasks and jobs, as Python methods."""
 
 from __future__ import annotations
 
@@ -183,6 +183,80 @@ class CommandMethods(Calls):
         """One page, newest first: ``tasks`` and ``next_cursor``."""
         return await self.call("skills.tasks", given(limit=limit, cursor=cursor, agent=agent))
 
+    async def start_job(
+        self,
+        skill_name: str,
+        session_id: str,
+        steps: Sequence[Mapping[str, Any]],
+        *,
+        workdir: str | None = None,
+        env: Mapping[str, str] | None = None,
+        max_concurrency: int | None = None,
+        max_wall_time_sec: float | None = None,
+        version: str | None = None,
+        language: Language | None = None,
+        network: Sequence[str] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        isolation: str | None = None,
+        idempotency_key: str | None = None,
+        agent: str | None = None,
+    ) -> Json:
+        """Starts commands that work one after the other in a session, each a task: ``job_id``.
+
+        A step is ``{"command": text}``, and may have ``name``, ``timeout_sec``, ``env``, ``workdir``, ``language``,
+        ``inputs`` and ``outputs``. ``step:NAME/FILENAME`` as ``artifact_id`` names an artifact of an earlier step.
+        """
+        params = given(
+            skill_name=skill_name,
+            session_id=session_id,
+            steps=[dict(step) for step in steps],
+            workdir=workdir,
+            env=env,
+            max_concurrency=max_concurrency,
+            max_wall_time_sec=max_wall_time_sec,
+            version=version,
+            language=language,
+            network=listed(network),
+            limits=limits,
+            isolation=isolation,
+            idempotency_key=idempotency_key,
+            agent=agent,
+        )
+        return await self.call("skills.start_job", params)
+
+    async def job_status(self, job_id: str, *, tail_bytes: int | None = None, agent: str | None = None) -> Json:
+        """How far a job is: ``status``, ``current_step_index``, and ``steps`` with the ends of their output."""
+        return await self.call("skills.job_status", given(job_id=job_id, tail_bytes=tail_bytes, agent=agent))
+
+    async def job_watch(
+        self,
+        job_id: str,
+        *,
+        timeout_sec: float | None = None,
+        tail_bytes: int | None = None,
+        heartbeat_sec: float | None = None,
+        dedupe_key: str | None = None,
+        agent: str | None = None,
+    ) -> Json:
+        """Waits for the end of a job, ``timeout_sec`` at most: :meth:`job_status`, ``timed_out``."""
+        params = given(
+            job_id=job_id,
+            timeout_sec=timeout_sec,
+            tail_bytes=tail_bytes,
+            heartbeat_sec=heartbeat_sec,
+            dedupe_key=dedupe_key,
+            agent=agent,
+        )
+        return await self.call("skills.job_watch", params)
+
+    async def job_cancel(self, job_id: str, *, reason: str | None = None, agent: str | None = None) -> Json:
+        """Ends a job and its step at work: ``canceled`` is False when it had ended before."""
+        return await self.call("skills.job_cancel", given(job_id=job_id, reason=reason, agent=agent))
+
+    async def list_jobs(self, *, limit: int | None = None, cursor: str | None = None, agent: str | None = None) -> Json:
+        """One page, newest first: ``jobs`` and ``next_cursor``."""
+        return await self.call("skills.jobs", given(limit=limit, cursor=cursor, agent=agent))
+
     async def read_artifact(
         self, artifact_id: str, *, offset: int | None = None, max_bytes: int | None = None, agent: str | None = None
     ) -> Json:
@@ -246,6 +320,11 @@ class SyncCommandMethods(Waits):
     task_logs = blocking(CommandMethods.task_logs)
     task_cancel = blocking(CommandMethods.task_cancel)
     list_tasks = blocking(CommandMethods.list_tasks)
+    start_job = blocking(CommandMethods.start_job)
+    job_status = blocking(CommandMethods.job_status)
+    job_watch = blocking(CommandMethods.job_watch)
+    job_cancel = blocking(CommandMethods.job_cancel)
+    list_jobs = blocking(CommandMethods.list_jobs)
     read_artifact = blocking(CommandMethods.read_artifact)
     sessions = blocking(CommandMethods.sessions)
     end_session = blocking(CommandMethods.end_session)

@@ -32,6 +32,10 @@ REPEATABLE = frozenset(
         "secrets.audit",
         "secrets.list",
         "server.drain",
+        "skills.job_cancel",
+        "skills.job_status",
+        "skills.job_watch",
+        "skills.jobs",
         "skills.list",
         "skills.load",
         "skills.read_artifact",
@@ -52,6 +56,7 @@ RUNS = frozenset(
         "skills.run_cmd",
         "skills.run_cmd_async",
         "skills.run_service",
+        "skills.start_job",
     }
 )
 """Methods that start a run."""

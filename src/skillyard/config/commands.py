@@ -24,6 +24,11 @@ class CommandSettings(Section):
     )
     task_timeout_s: float = Field(default=1800.0, gt=0, description="Time after which a task is ended that names none.")
     max_task_timeout_s: float = Field(default=86400.0, gt=0, description="Longest time that a task may ask for.")
+    job_time_s: float = Field(
+        default=1800.0, gt=0, description="Time for all steps of a job together that names none (max_wall_time_sec)."
+    )
+    max_job_time_s: float = Field(default=86400.0, gt=0, description="Longest time that a job may ask for.")
+    jobs_each: int = Field(default=100, ge=1, description="Most jobs of one principal that have not ended.")
     stdout_bytes: int = Field(
         default=204_800, ge=1, description="Bytes of the end of stdout that an answer holds; the log has all of it."
     )
@@ -36,7 +41,8 @@ class CommandSettings(Section):
     @model_validator(mode="after")
     def _check_defaults(self) -> Self:
         """Raises InvalidInput for a default above its maximum."""
-        for name, most in (("timeout_s", "max_timeout_s"), ("task_timeout_s", "max_task_timeout_s")):
+        for name in ("timeout_s", "task_timeout_s", "job_time_s"):
+            most = f"max_{name}"
             if getattr(self, name) > getattr(self, most):
                 raise InvalidInput(f"commands.{name}", f"must be at most commands.{most}")
         return self

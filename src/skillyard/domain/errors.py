@@ -8,7 +8,7 @@ JSON-RPC 2.0 §5.1). Our own codes stay within -32000 to -32019. A run that fail
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 
 class Fault(Exception):
@@ -92,6 +92,13 @@ class InvalidInput(SkillyardError):
         self.field = field
         self.rule = rule
 
+    def below(self, place: str) -> Self:
+        """Returns the error as that of a field of ``place``, such as ``steps[2]``."""
+        self.field = self.details["field"] = f"{place}.{self.field}"
+        self.message = f"{place}.{self.message}"
+        self.args = (self.message,)
+        return self
+
     def forget_value(self) -> None:
         """Takes the value out of the message, and a name that nobody knows."""
         if self.within is not None:
@@ -158,6 +165,12 @@ class SessionNotFound(InvalidInput):
     """The agent has no live session of this alias."""
 
     type = "SessionNotFound"
+
+
+class JobNotFound(InvalidInput):
+    """The job does not exist, or belongs to another agent."""
+
+    type = "JobNotFound"
 
 
 class SecretNotFound(InvalidInput):

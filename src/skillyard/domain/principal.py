@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Any
 
 from skillyard.domain.errors import Forbidden, InvalidInput, shape
 
@@ -100,6 +102,29 @@ class Principal:
         if agent == self.agent or Scope.ADMIN in self.scopes:
             return True
         return _meets(agent, self.agents)
+
+    def stored(self) -> dict[str, Any]:
+        """Returns the rights in the JSON form that :meth:`of_stored` takes."""
+        return {
+            "scopes": sorted(self.scopes),
+            "skills": self.skills,
+            "agent": self.agent,
+            "agents": self.agents,
+            "profile": self.profile,
+        }
+
+    @classmethod
+    def of_stored(cls, name: str, project: str, stored: Mapping[str, Any]) -> Principal:
+        """Returns a principal with the rights of :meth:`stored`. Those of its profile are looked up when it acts."""
+        return cls(
+            name,
+            frozenset(map(Scope, stored["scopes"])),
+            tuple(stored["skills"]),
+            project,
+            stored.get("agent", ""),
+            tuple(stored.get("agents", ())),
+            stored.get("profile"),
+        )
 
 
 def _meets(name: str, patterns: tuple[str, ...]) -> bool:

@@ -18,6 +18,8 @@ from skillyard.engine.commands.artifacts import ArtifactService
 from skillyard.engine.commands.service import CommandService
 from skillyard.engine.commands.tasks import TaskService
 from skillyard.engine.driver import ActiveRuns, Tools
+from skillyard.engine.jobs.driving import Around, Jobs
+from skillyard.engine.jobs.service import JobService
 from skillyard.engine.lending import Lender
 from skillyard.engine.method import NoService
 from skillyard.engine.network.service import PolicyService
@@ -60,7 +62,7 @@ from skillyard.ports.environments import EnvironmentStore
 from skillyard.ports.gate import Gate
 from skillyard.ports.jailed import Jailed
 from skillyard.ports.publications import PublicationStore
-from skillyard.ports.records import RecordStore
+from skillyard.ports.records import JobStore, RecordStore
 from skillyard.ports.sandbox import Backend
 from skillyard.ports.secrets import SecretAudit, SecretReader, SecretStore
 from skillyard.ports.sessions import SessionStore
@@ -79,6 +81,7 @@ class Ports:
     skills: SkillStore
     records: RecordStore
     sessions: SessionStore
+    jobs: JobStore
     secrets: SecretStore
     secret_audit: SecretAudit
     clock: Clock
@@ -171,6 +174,19 @@ class App:
             config.services,
             config.commands.max_task_timeout_s,
         )
+        around = Around(
+            jobs=ports.jobs,
+            commands=commands,
+            runs=self.runs,
+            sessions=self.sessions,
+            records=ports.records,
+            active=self.active,
+            waiting=self.waiting,
+            clock=ports.clock,
+            tasks=self.tasks,
+            emit=emit,
+        )
+        self.jobs = Jobs(around)
         self.by_class: Mapping[type[Any], Any] = {
             NoService: None,
             Drain: self.drain,
@@ -179,6 +195,9 @@ class App:
             RunService: self.runs,
             CommandService: commands,
             TaskService: self.task_service,
+            JobService: JobService(
+                around, self.jobs, self.task_service, commands, self.planner, ports.ids, config.commands
+            ),
             SessionService: self.sessions,
             ArtifactService: ArtifactService(ports.blobs, ports.records, reads),
             ServiceRuns: self.services,
@@ -205,8 +224,10 @@ class App:
         await self.environments.clean()
         await self.backends.start()
         await self.reaper.recover()
+        await self.jobs.resume()
         self._background.spawn(self.reaper.sweep_forever(), "sweeper")
         self._background.spawn(repeat(self.detached.renew, RENEW_S), "leases")
+        self._background.spawn(repeat(self.jobs.resume, RENEW_S), "jobs")
         self._background.spawn(repeat(self.sessions.renew, RENEW_S), "leases of sessions")
         self._background.spawn(repeat(self.sessions.reap, self.config.sessions.reap_every_s), "reaper of sessions")
         self._background.spawn(self._warm_up(), "warm-up")
@@ -216,6 +237,7 @@ class App:
     def close_admission(self) -> None:
         """Refuse new runs, and those that wait, with Busy; those at work go on. Builds end, since what they are for
         would not be admitted. Detached runs that wait are left to the next server."""
+        self.jobs.stop()
         self.detached.leave_waiting()
         self.admission.close()
         self.waiting.close()
@@ -228,6 +250,7 @@ class App:
         server, with their sandboxes.
         """
         self.close_admission()
+        await self.jobs.leave()
         await self.runs.close(grace_s)
         await self.environments.close()
         await self.ahead.close()
@@ -347,7 +370,7 @@ class App:
             self.secrets,
             environments,
             at_work,
-            Kept(self.detached, self.sessions),
+            Kept(self.detached, self.sessions, ports.jobs),
             ports.gate,
             ports.clock,
             emit,

@@ -20,7 +20,7 @@ from skillyard.engine.secrets.service import SecretBook
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.clock import Clock
 from skillyard.ports.gate import Gate
-from skillyard.ports.records import RecordStore
+from skillyard.ports.records import JobStore, RecordStore
 from skillyard.ports.sandbox import Backend
 
 STRAY_AFTER_S = 60.0
@@ -74,6 +74,7 @@ class Kept:
 
     runs: Resumer
     sessions: Sessions
+    jobs: JobStore
 
 
 class Reaper:
@@ -100,7 +101,7 @@ class Reaper:
         self._audit = secrets.audit
         self._environments = environments
         self._at_work = at_work
-        self._resumer, self._sessions = kept.runs, kept.sessions
+        self._resumer, self._sessions, self._jobs = kept.runs, kept.sessions, kept.jobs
         self._gate = gate
         self._clock = clock
         self._emit = emit
@@ -167,12 +168,15 @@ class Reaper:
         now, ages = self._clock.now(), self._ages
         strays = await self._destroy_strays()
         await self._forget_secrets()
-        records = 0 if ages.owner_records is None else await self._records.trim(ages.owner_records)
+        records = 0
+        if ages.owner_records is not None:
+            records = await self._records.trim(ages.owner_records) + await self._jobs.trim(ages.owner_records)
         if not expire:
             return Swept(0, records, strays)
         blobs = await self._blobs.sweep()
         if ages.records_s is not None:
-            records += await self._records.sweep(now - ages.records_s)
+            oldest = now - ages.records_s
+            records += await self._records.sweep(oldest) + await self._jobs.sweep(oldest)
         if ages.audit_s is not None:
             await self._audit.sweep(now - ages.audit_s)
         environments = await self._environments.evict(await environments_in_use(self._records))

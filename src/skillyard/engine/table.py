@@ -11,6 +11,7 @@ from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.blobs import methods as blobs
 from skillyard.engine.commands import artifacts, task_methods
 from skillyard.engine.commands import methods as command_methods
+from skillyard.engine.jobs import methods as job_methods
 from skillyard.engine.method import OBJECT, STRING, Method, NoService, answer, list_of, obj
 from skillyard.engine.network import methods as policy_methods
 from skillyard.engine.packages import methods as environment_methods
@@ -32,6 +33,7 @@ METHODS: dict[str, Method[Any]] = {
         command_methods,
         task_methods,
         artifacts,
+        job_methods,
         session_methods,
         service_methods,
         blobs,

@@ -1,4 +1,4 @@
-"""Run records: compare-and-set on the revision, terminal is terminal."""
+"""Records of runs and of jobs: compare-and-set on the revision, terminal is terminal."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from skillyard.domain.principal import AgentScope
 from skillyard.domain.work.event import Event
+from skillyard.domain.work.job import JobRecord
 from skillyard.domain.work.record import RunRecord
 
 NO_LABELS: Mapping[str, str] = {}
@@ -102,4 +103,47 @@ class RecordStore(Protocol):
 
     def ignore(self, listener: Listener) -> None:
         """Ends what :meth:`listen` began. Idempotent."""
+        ...
+
+
+class JobStore(Protocol):
+    async def insert(self, job: JobRecord, request: str, most: int) -> JobRecord:
+        """Stores a job, durable when it returns. ``request`` is kept beside it until it has ended.
+
+        Returns the job that is there already where one has its (principal, idempotency_key) and request_digest.
+        Raises IdempotencyConflict for a key of another request, QuotaExceeded when the principal has ``most`` live
+        jobs.
+        """
+        ...
+
+    async def change(self, job: JobRecord) -> JobRecord | None:
+        """Replaces a live job that still has the revision of ``job``. One in a terminal state ends it.
+
+        Returns it with its new revision, or None, with nothing changed, when somebody else changed or ended it.
+        """
+        ...
+
+    async def get(self, job_id: str) -> JobRecord | None: ...
+
+    async def request(self, job_id: str) -> str | None:
+        """Returns the request of a live job; None for others."""
+        ...
+
+    async def live(self) -> Sequence[JobRecord]:
+        """Returns all live jobs, the oldest first."""
+        ...
+
+    async def list(self, scope: AgentScope, *, limit: int = 50, after: str | None = None) -> Sequence[JobRecord]:
+        """Returns jobs of an agent, newest first. ``after`` is the last id of the page before.
+
+        Raises InvalidInput for an id in ``after`` that names none of them.
+        """
+        ...
+
+    async def sweep(self, older_than: float) -> int:
+        """Deletes jobs that ended before ``older_than`` (UTC seconds); returns their number."""
+        ...
+
+    async def trim(self, most: int) -> int:
+        """Deletes the oldest ended jobs of each principal above ``most``; returns their number."""
         ...

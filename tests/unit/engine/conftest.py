@@ -31,10 +31,12 @@ from skillyard.stores.skills.bundles import LocalBundles
 from skillyard.stores.skills.snapshots import Snapshots
 from skillyard.stores.sqlite.approvals import SqliteApprovals
 from skillyard.stores.sqlite.database import Database
+from skillyard.stores.sqlite.jobs import SqliteJobs
 from skillyard.stores.sqlite.publications import SqlitePublications
 from skillyard.stores.sqlite.records import SqliteRecords
 from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
 from skillyard.stores.sqlite.sessions import SqliteSessions
+from skillyard.testing.jobs.memory import MemoryJobs
 from skillyard.testing.memory import MemoryRecords
 from skillyard.testing.memory_blobs import MemoryBlobs
 from skillyard.testing.memory_publications import MemoryApprovals, MemoryPublications
@@ -153,6 +155,7 @@ def make_app(rig: Rig, config: Sections) -> App:
         skills=rig.skills,
         records=rig.extra["records"],
         sessions=rig.extra["sessions"],
+        jobs=rig.extra["jobs"],
         secrets=rig.secrets,
         secret_audit=rig.extra["secret_audit"],
         approvals=rig.extra["approvals"],
@@ -174,6 +177,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         "blobs": MemoryBlobs(tmp_path, clock, SystemIds()),
         "records": MemoryRecords(),
         "sessions": MemorySessions(),
+        "jobs": MemoryJobs(),
         "secret_audit": MemorySecretAudit(),
         "approvals": MemoryApprovals(),
         "publications": MemoryPublications(),
@@ -191,6 +195,7 @@ async def stored_rig(tmp_path: Path) -> AsyncIterator[StoredRig]:
         "blobs": blobs,
         "records": SqliteRecords(database),
         "sessions": SqliteSessions(database),
+        "jobs": SqliteJobs(database),
         "secret_audit": SqliteSecretAudit(database),
         "approvals": SqliteApprovals(database),
         "publications": SqlitePublications(database),

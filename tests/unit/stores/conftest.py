@@ -16,7 +16,7 @@ from skillyard.ports.approvals import ApprovalStore
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.gate import SessionStore
 from skillyard.ports.publications import PublicationStore
-from skillyard.ports.records import RecordStore
+from skillyard.ports.records import JobStore, RecordStore
 from skillyard.ports.secrets import SecretAudit, SecretStore
 from skillyard.ports.tokens import TokenStore
 from skillyard.stores.files.blobs import LocalBlobs
@@ -25,10 +25,12 @@ from skillyard.stores.seal.secrets import SealedSecrets
 from skillyard.stores.seal.sessions import SealedSessions
 from skillyard.stores.sqlite.approvals import SqliteApprovals
 from skillyard.stores.sqlite.database import Database
+from skillyard.stores.sqlite.jobs import SqliteJobs
 from skillyard.stores.sqlite.publications import SqlitePublications
 from skillyard.stores.sqlite.records import SqliteRecords
 from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
 from skillyard.stores.sqlite.sessions import SqliteSessions
+from skillyard.testing.jobs.memory import MemoryJobs
 from skillyard.testing.memory import ManualClock, MemoryRecords, MemoryTokens, SeqIds
 from skillyard.testing.memory_blobs import MemoryBlobs
 from skillyard.testing.memory_publications import MemoryApprovals, MemoryPublications
@@ -81,6 +83,14 @@ class Makers:
             return
         async with migrated(self._directory()) as database:
             yield SqliteSessions(database)
+
+    @asynccontextmanager
+    async def jobs(self) -> AsyncIterator[JobStore]:
+        if self._twin:
+            yield MemoryJobs()
+            return
+        async with migrated(self._directory()) as database:
+            yield SqliteJobs(database)
 
     @asynccontextmanager
     async def secrets(self, clock: ManualClock, keep: int) -> AsyncIterator[SecretStore]:

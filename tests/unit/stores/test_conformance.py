@@ -16,6 +16,7 @@ from skillyard.testing import (
     tokens_suite,
 )
 from skillyard.testing.gate_suite import sessions
+from skillyard.testing.jobs import suite as jobs_suite
 from skillyard.testing.sessions import suite as sessions_suite
 
 pytestmark = pytest.mark.anyio
@@ -48,6 +49,11 @@ async def test_sessions(check: Any, makers: Any) -> None:
 @each(sessions_suite.CHECKS)
 async def test_sessions_of_agents(check: Any, makers: Any) -> None:
     await check(makers.kept_sandboxes)
+
+
+@each(jobs_suite.CHECKS)
+async def test_jobs(check: Any, makers: Any) -> None:
+    await check(makers.jobs)
 
 
 @each(secret_audit_suite.CHECKS)

@@ -87,18 +87,19 @@ class DetachedRuns:
         self._leaving = False
         self._leased_until = 0.0
 
-    async def take(self, principal: Principal, request: RunRequest) -> RunRecord:
+    async def take(self, principal: Principal, request: RunRequest, *, accepted: bool = False) -> RunRecord:
         """Returns the record of a run that is queued, with its promise written down.
 
+        One that was ``accepted`` before is taken however much waits.
         Raises what :meth:`Planner.plan` raises, Busy, IdempotencyConflict, StoreFault.
         """
         tools = self._tools
         with ExitStack() as hold:
-            hold.enter_context(self._requests.holding(principal.name, request.weight))
+            hold.enter_context(self._requests.holding(principal.name, request.weight, accepted=accepted))
             plan = await self._planner.plan(principal, request)
             task = request.command is not None
             if task:
-                hold.enter_context(self._lender.promised.holding(principal.name))
+                hold.enter_context(self._lender.promised.holding(principal.name, accepted=accepted))
             self._lender.check(principal.name, plan.limits, accepted=task)
             plan = replace(plan, blob_prefix=tools.ids.blob() + "-")
             record = self._queued_record(plan)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, UnsupportedLanguage, shape, shown
 from skillyard.domain.network.policy import parse_rules
 from skillyard.domain.network.rule import Rule
-from skillyard.domain.work.command import Command
+from skillyard.domain.work.command import VIEW, Command
 from skillyard.domain.work.command import from_stored as stored_command
 from skillyard.domain.work.labels import check_labels
 from skillyard.domain.work.record import RunKind
@@ -94,7 +94,8 @@ class RunRequest:
     def _command(self) -> dict[str, Any]:
         assert self.command is not None
         task = {"task": True} if self.detach else {}
-        return {"command": self.command.stored(), "agent": self.agent, **task}
+        asked = replace(self.command, view=VIEW)  # another place is found where the run is planned
+        return {"command": asked.stored(), "agent": self.agent, **task}
 
     def stored(self) -> dict[str, Any]:
         """Returns the JSON form that :func:`from_stored` takes, for a later server."""

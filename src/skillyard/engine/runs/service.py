@@ -124,14 +124,16 @@ class RunService:
         """Returns the Run object of :meth:`record`, and raises what that raises."""
         return run_object(await self.record(principal, request))
 
-    async def record(self, principal: Principal, request: RunRequest) -> RunRecord:
+    async def record(self, principal: Principal, request: RunRequest, *, accepted: bool = False) -> RunRecord:
         """Returns the record of a run that has ended, or of a detached one that was taken on.
 
+        A detached one that was ``accepted`` before, as part of something larger, is not turned away by a full queue.
         Cancelling the caller ends the run, unless it is detached. Raises what :meth:`Planner.plan` raises, Busy,
         ProtectionMissing, IdempotencyConflict.
         """
         if request.detach:
-            return await self._tools.tasks.shielded(self._keyed(principal, request, self._take), "detached run")
+            take = partial(self._take, accepted=accepted)
+            return await self._tools.tasks.shielded(self._keyed(principal, request, take), "detached run")
         with self._requests.holding(principal.name, request.weight):
             return await self._keyed(principal, request, self._run)
 
@@ -152,9 +154,9 @@ class RunService:
         await active.ending()
         return await self._tools.records.get(record.run_id) or record
 
-    async def _take(self, principal: Principal, request: RunRequest) -> RunRecord:
+    async def _take(self, principal: Principal, request: RunRequest, *, accepted: bool) -> RunRecord:
         try:
-            return await self._detached.take(principal, request)
+            return await self._detached.take(principal, request, accepted=accepted)
         except SkillyardError as error:
             self._turned_away(principal, request, error)
             raise

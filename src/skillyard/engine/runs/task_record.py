@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from skillyard.domain.errors import SandboxCutOff, SandboxGone, SkillyardError
-from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.principal import Principal
 from skillyard.domain.work.record import NOTHING_TAKEN, RunRecord, RunStatus
 from skillyard.engine.lending import Loan
 from skillyard.engine.runs.failure import LeftBehind
@@ -180,14 +180,10 @@ class Brief:
     offline: str
 
     def encoded(self) -> str:
-        principal, outputs = self.principal, self.outputs
+        outputs = self.outputs
         return json.dumps(
             {
-                "scopes": sorted(principal.scopes),
-                "skills": principal.skills,
-                "agent": principal.agent,
-                "agents": principal.agents,
-                "profile": principal.profile,
+                **self.principal.stored(),
                 "request": self.request.stored(),
                 "outputs": None if outputs is None else {"key": outputs.key, "schema": outputs.schema},
                 "offline": self.offline,
@@ -198,14 +194,6 @@ class Brief:
     @classmethod
     def decoded(cls, text: str, record: RunRecord) -> Brief:
         stored = json.loads(text)
-        principal = Principal(
-            record.principal,
-            frozenset(map(Scope, stored["scopes"])),
-            tuple(stored["skills"]),
-            record.project,
-            stored.get("agent", ""),
-            tuple(stored.get("agents", ())),
-            stored.get("profile"),
-        )
+        principal = Principal.of_stored(record.principal, record.project, stored)
         outputs = None if stored["outputs"] is None else OutputSchema(**stored["outputs"])
         return cls(principal, from_stored(stored["request"]), outputs, stored["offline"])

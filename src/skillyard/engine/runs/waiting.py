@@ -85,12 +85,13 @@ class Waiting:
         for bound in self._bounds:
             bound.reschedule(now)
         for run_id in list(self._turns):
-            self._wake(run_id)
+            self.wake(run_id)
 
     def _changed(self, record: RunRecord) -> None:
-        self._wake(record.run_id)
+        self.wake(record.run_id)
 
-    def _wake(self, run_id: str) -> None:
+    def wake(self, run_id: str) -> None:
+        """Wakes the calls that wait for a run, or for a job by its id."""
         for turn in self._turns.pop(run_id, ()):
             if not turn.done():
                 turn.set_result(None)

@@ -111,6 +111,11 @@ class SessionService:
             return self.told_times(session)
         return {} if alias is None else {"session_id": alias, "expires_at": None, "idle_at": None}
 
+    async def is_live(self, session_id: str) -> bool:
+        """Returns whether a session has its files still."""
+        session = await self._store.get(session_id)
+        return session is not None and session.live and session.boot == self._clock.boot()
+
     def told_times(self, session: SessionRecord) -> dict[str, Any]:
         """Returns the alias and the ends, which are null where no clock runs."""
         ahead = self._clock.now() - self._clock.boottime()

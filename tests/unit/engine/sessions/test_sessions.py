@@ -388,3 +388,9 @@ async def test_a_session_gets_a_new_sandbox_now_and_then(rig: Rig, monkeypatch: 
         assert (await run_cmd(rig, outputs=[]))["status"] == "succeeded"
         assert len(rig.backend.destroyed) == (1 if number >= 2 else 0)
     assert len(rig.backend.held) == 1
+
+
+async def test_a_repeated_key_gets_the_first_command_of_a_session(rig: Rig) -> None:
+    first = await run_cmd(rig, idempotency_key="k")
+    again = await run_cmd(rig, idempotency_key="k")
+    assert (again["run_id"], again["session_id"]) == (first["run_id"], "work")

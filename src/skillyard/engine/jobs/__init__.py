@@ -1,0 +1,1 @@
+"""Jobs: ordered steps in a skill, each a task, driven from a record."""

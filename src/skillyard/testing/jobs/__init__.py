@@ -1,0 +1,1 @@
+"""The twin and the conformance suite of the port of jobs."""
