@@ -71,6 +71,7 @@ _MENDS = {
     "SessionNotFound": "`skillyard session list` shows those of your agent",
     "RunNotFound": "`skillyard runs list` shows yours",
     "TaskNotFound": "`skillyard task list` shows yours",
+    "JobNotFound": "`skillyard job list` shows yours",
     "Unauthenticated": "give a token by --token or SKILLYARD_TOKEN; `skillyard token create` makes one",
     "ProtectionMissing": "`skillyard doctor` shows what is missing and the mend",
     "SecretNotFound": "`skillyard secret list` shows the names, and for whom each is",

@@ -196,7 +196,7 @@ def watch(task_id: str, agent: str | None, save: Path | None, as_json: bool, whe
     """
     with where.open() as target:
         try:
-            for stream, text in _output(target, task_id, agent, follow=True):
+            for stream, text in output(target, task_id, agent, follow=True):
                 if not as_json:
                     emit_foreign(text, err=stream == "stderr", nl=False)
             ended = target.call("skills.task_status", _asked(task_id, agent))
@@ -224,7 +224,7 @@ def watch(task_id: str, agent: str | None, save: Path | None, as_json: bool, whe
 def logs(task_id: str, follow: bool, stream: str | None, agent: str | None, as_json: bool, where: Where) -> None:
     """Print the output of a task: its stdout to stdout, its stderr to stderr. Also while it works."""
     with where.open() as target:
-        pieces = _output(target, task_id, agent, follow=follow, stream=stream)
+        pieces = output(target, task_id, agent, follow=follow, stream=stream)
         if as_json:
             emit_json({"task_id": task_id, "chunks": [{"stream": name, "text": text} for name, text in pieces]})
             return
@@ -237,7 +237,7 @@ def _asked(task_id: str, agent: str | None, **more: Any) -> dict[str, Any]:
     return {"task_id": task_id, **{name: value for name, value in given.items() if value is not None}}
 
 
-def _output(
+def output(
     target: Target, task_id: str, agent: str | None, *, follow: bool, stream: str | None = None
 ) -> Iterator[tuple[str, str]]:
     """Yields the output to its present end, or with ``follow`` until the task has ended."""
