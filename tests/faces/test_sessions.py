@@ -55,6 +55,12 @@ def test_files_stay_and_the_view_is_that_of_the_skill(runtime: SyncRuntime) -> N
     assert kept["output_errors"] == [{"path": "skill/none", "error": "not found"}]
 
 
+def test_large_files_move_to_the_sandbox_of_another_skill(runtime: SyncRuntime) -> None:
+    assert said(runtime, "head -c 5000000 /dev/urandom > ../large; mkdir ../a ../b", "large") == ""
+    first = said(runtime, "sha256sum < ../large", "large")
+    assert said(runtime, "sha256sum < ../large", "large", skill="acme.other") == first
+
+
 def test_inputs_come_into_a_session(runtime: SyncRuntime) -> None:
     blob_id = runtime.put_blob(b"1\n2\n", "text/csv").blob_id
     given = [{"artifact_id": blob_id, "mount_path": "in.csv"}]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.guest.files import DAMAGED, GIVEN_UP, MISSING, NO_SPACE, NOT_REGULAR, REFUSED, USAGE, WINDOW
+from skillyard.guest.files import DAMAGED, GIVEN_UP, MISSING, NO_SPACE, NOT_REGULAR, PIECE, REFUSED, USAGE, WINDOW
 from tests.conformance.guest.conftest import PYTHON, GuestBox
 
 DONE = 0
@@ -326,3 +326,19 @@ def test_a_hostile_stream_is_refused(box: GuestBox, hostile: tarfile.TarInfo) ->
 @pytest.mark.parametrize("stream", [b"", b"no tar at all" * 100, archive((entry("a"), b"x" * 2000))[:1000]])
 def test_what_is_no_archive_is_refused(box: GuestBox, stream: bytes) -> None:
     assert files(box, "put", box.workspace / "in", stream)[0] == DAMAGED
+
+
+def test_a_tree_comes_in_frames_that_the_host_takes(box: GuestBox) -> None:
+    """The headers of small entries are joined with the large file behind them."""
+    top = box.workspace / "tree"
+    for name in ("a", "b", "c"):
+        (top / name).mkdir(parents=True)
+    (top / "d").write_bytes(os.urandom(2 * PIECE))
+    command = asked("get", top)
+    *given, (kind, _) = ran(box, command)
+    assert kind == b"O"
+    assert max(len(payload) for _, payload in given) <= PIECE
+    with tarfile.open(fileobj=io.BytesIO(b"".join(payload for _, payload in given))) as tree:
+        found = tree.extractfile("d")
+        assert found is not None
+        assert found.read() == (top / "d").read_bytes()

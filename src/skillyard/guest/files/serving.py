@@ -6,7 +6,7 @@ import errno
 import json
 import os
 
-from . import DAMAGED, GIVEN_UP, MISSING, NO_SPACE, NOT_REGULAR, REFUSED, USAGE, WINDOW, single
+from . import DAMAGED, GIVEN_UP, MISSING, NO_SPACE, NOT_REGULAR, PIECE, REFUSED, USAGE, WINDOW, single
 from .single import Damaged, NotRegular, write_all
 
 TYPE_CHECKING = False
@@ -68,7 +68,7 @@ class Port:
 
     def give(self, pieces: Iterable[bytes]) -> None:
         """Sends pieces as there is credit. Raises GivenUp, Gone."""
-        for piece in pieces:
+        for piece in (part for whole in pieces for part in _parts(whole)):
             while self.credit < len(piece):
                 kind, payload = self.next()
                 if kind == b"C":
@@ -87,6 +87,12 @@ class Port:
             if not data:
                 raise Gone
             self._read += data
+
+
+def _parts(whole: bytes) -> Iterator[bytes]:
+    """Yields pieces that fit into a frame: a tree joins headers with what follows."""
+    for start in range(0, len(whole), PIECE):
+        yield whole[start : start + PIECE] if len(whole) > PIECE else whole
 
 
 def serve(port: Port, place: Callable[[str], str] = str) -> None:
