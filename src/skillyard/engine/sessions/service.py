@@ -151,7 +151,7 @@ class SessionService:
         key = SessionKey(scope.project, scope.agent, check_alias(alias))
         session = await self._store.find(key)
         if session is None:
-            raise SessionNotFound("session_id", f"the agent has no live session '{alias}'", shown(alias))
+            raise SessionNotFound("session_id", f"the agent has no live session '{alias}'")
         return await self._keeping.ended_by(session, principal.name, reason or "a call ended it", self._cancel)
 
     async def _cancel(self, run_id: str, reason: str) -> None:
