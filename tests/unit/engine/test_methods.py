@@ -34,8 +34,8 @@ PROTOCOL = {
 
 def test_the_protocol_has_exactly_eight_methods() -> None:
     assert {m.name for m in METHODS.values() if m.surface == "protocol"} == PROTOCOL
-    runs = {"execute_skill", "run_code", "skills.run_cmd", "skills.run_cmd_async"}
-    assert {m.name for m in METHODS.values() if m.runs} == runs
+    skills = {f"skills.{name}" for name in ("run_cmd", "run_cmd_async", "run_service", "start_job")}
+    assert {m.name for m in METHODS.values() if m.runs} == {"execute_skill", "run_code", *skills}
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
@@ -73,7 +73,11 @@ def _example(rules: Any) -> Any:
     if "enum" in rules:
         return rules["enum"][0]
     kind = rules["type"] if isinstance(rules["type"], str) else rules["type"][0]
-    values: dict[str, Any] = {"string": ["blob:a", "run_a", "a.b", "aaa", "0" * 64], "object": [{}], "array": [[]]}
+    values: dict[str, Any] = {
+        "string": ["blob:a", "run_a", "job_a", "a.b", "aaa", "0" * 64],
+        "object": [{}],
+        "array": [[]],
+    }
     check = compile_schema(rules)
     for value in values.get(kind, [1, True]):
         with suppress(InvalidInput):
