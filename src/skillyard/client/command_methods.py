@@ -150,12 +150,18 @@ class CommandMethods(Calls):
         *,
         timeout_sec: float | None = None,
         tail_bytes: int | None = None,
+        heartbeat_sec: float | None = None,
         dedupe_key: str | None = None,
         agent: str | None = None,
     ) -> Json:
         """Waits for the end of a task, ``timeout_sec`` at most: :meth:`task_status`, ``timed_out``."""
         params = given(
-            task_id=task_id, timeout_sec=timeout_sec, tail_bytes=tail_bytes, dedupe_key=dedupe_key, agent=agent
+            task_id=task_id,
+            timeout_sec=timeout_sec,
+            tail_bytes=tail_bytes,
+            heartbeat_sec=heartbeat_sec,
+            dedupe_key=dedupe_key,
+            agent=agent,
         )
         return await self.call("skills.task_watch", params)
 

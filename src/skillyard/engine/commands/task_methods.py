@@ -299,6 +299,13 @@ TABLE = (
                 "timeout_sec": described(
                     NUMBER, f"how long to wait, seconds; {WATCH_S:g} when left out", minimum=0, maximum=MOST_WATCH_S
                 ),
+                "heartbeat_sec": described(
+                    NUMBER,
+                    "answer after so long how far it is, with heartbeat true, where something between us ends silent"
+                    " calls; none when left out",
+                    minimum=5,
+                    maximum=MOST_WATCH_S,
+                ),
                 "query_timeout_sec": _QUERY_TIME,
                 "poll_interval_sec": described(
                     NUMBER,
@@ -323,6 +330,7 @@ TABLE = (
                 "timing": _TIMING,
                 "already_running": described(BOOLEAN, "another call watches it with this key; nothing was waited for"),
                 "timed_out": described(BOOLEAN, "the time is over before its end; watch it again"),
+                "heartbeat": described(BOOLEAN, "heartbeat_sec is over before its end; watch it again"),
             },
             f"{_OPTIONAL} exit_code error_message",
         ),

@@ -111,7 +111,7 @@ class TaskService:
         return await self.told(record, params["tail_bytes"])
 
     async def watch(self, principal: Principal, params: Params) -> dict[str, Any]:
-        """Returns how far a task is once it has ended, or when the time is over.
+        """Returns how far a task is at its end, or when the time or ``heartbeat_sec`` is over.
 
         A second call with a key that is being watched answers at once. Raises what :meth:`status` raises, and Busy.
         """
@@ -120,17 +120,26 @@ class TaskService:
         what = params.get("query_command", "") if record is None else record.run_id
         scope = agent_scope(principal, params.get("agent")) if record is None else _scope_of(record)
         key = scope, params.get("dedupe_key") or f"{scope.project}:{scope.agent}:{what}"
-        begun = self._clock.monotonic()
-        if key in self._watched:
+        begun, longest = self._clock.monotonic(), params.get("timeout_sec", WATCH_S)
+        seconds = min(longest, params.get("heartbeat_sec", longest))
+        if watched := key in self._watched:
             told = {"task_id": what, "provider": params["provider"]} if record is None else await self.told(record, 0)
-            return {**told, **self._timing(begun), "already_running": True, "timed_out": False}
-        with self._watching(key):
-            if record is None:
-                told, ended = await self._watch_query(principal, params)
-            else:
-                found = await self._end_of(principal, params, params.get("timeout_sec", WATCH_S))
-                told, ended = await self.told(found, params["tail_bytes"]), not found.status.live
-        return {**told, **self._timing(begun), "already_running": False, "timed_out": not ended}
+            ended = False
+        else:
+            with self._watching(key):
+                if record is None:
+                    told, ended = await self._watch_query(principal, params, seconds)
+                else:
+                    found = await self._end_of(principal, params, seconds)
+                    told, ended = await self.told(found, params["tail_bytes"]), not found.status.live
+        waits = not ended and not watched
+        return {
+            **told,
+            **self._timing(begun),
+            "already_running": watched,
+            "timed_out": waits and seconds == longest,
+            "heartbeat": waits and seconds < longest,
+        }
 
     async def _end_of(self, principal: Principal, params: Params, seconds: float) -> RunRecord:
         task_id, agent = params["task_id"], params.get("agent")
@@ -253,10 +262,10 @@ class TaskService:
             raise InvalidInput("task_id", "must be given: it names the task")
         return await self.owned(principal, params["task_id"], params.get("agent"))
 
-    async def _watch_query(self, principal: Principal, params: Params) -> tuple[dict[str, Any], bool]:
+    async def _watch_query(self, principal: Principal, params: Params, seconds: float) -> tuple[dict[str, Any], bool]:
         """Asks until the state is a final one. Nothing tells us of changes elsewhere."""
         clock, every = self._clock, params.get("poll_interval_sec", POLL_S)
-        end = clock.monotonic() + params.get("timeout_sec", WATCH_S)
+        end = clock.monotonic() + seconds
         while True:
             told = await self._queried(principal, params, params.get("query_timeout_sec", QUERY_S))
             ended = told["done"] or told["error"]

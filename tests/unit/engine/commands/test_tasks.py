@@ -11,6 +11,7 @@ from skillyard.domain.errors import Busy, Forbidden, IdempotencyConflict, Invali
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import Needs, SecretNeed, SkillKind
 from skillyard.domain.work.record import Ending, Outcome
+from skillyard.engine.commands.tasks import TaskService
 from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.commands.stepping import (
     ANN,
@@ -112,6 +113,19 @@ async def test_a_watch_says_when_its_time_is_over_and_can_be_repeated(rig: Rig) 
     assert early["status"] in ("queued", "starting", "running")
     work.say(None)
     assert (await watched(rig, task_id))["timed_out"] is False
+
+
+async def test_a_heartbeat_answers_before_the_time_is_over(rig: Rig) -> None:
+    work = Stepping()
+    task_id = await start(rig, work)
+    with pytest.raises(InvalidInput, match="heartbeat_sec"):
+        await watched(rig, task_id, heartbeat_sec=1)
+    params = {"provider": "bg", "task_id": task_id, "tail_bytes": 10, "timeout_sec": 3600, "heartbeat_sec": 0.01}
+    early = await rig.app.by_class[TaskService].watch(rig.principal, params)
+    assert (early["heartbeat"], early["timed_out"], early["exit_code"]) == (True, False, None)
+    work.say(None)
+    ended = await watched(rig, task_id, timeout_sec=3600, heartbeat_sec=3600)
+    assert (ended["heartbeat"], ended["timed_out"], ended["status"]) == (False, False, "succeeded")
 
 
 async def test_one_watch_a_key_and_an_interrupted_one_frees_it(rig: Rig) -> None:
