@@ -113,6 +113,18 @@ CASES: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "skills.open_service": ({"task_id": "{task}", "port": 8000}, {"task_id": "{run}", "port": 8000}),
     "skills.tasks": ({}, {"cursor": "{task}"}, {"limit": 1}),
+    "skills.start_job": (
+        {"skill_name": "{skill}", "session_id": "work", "steps": [{"command": "true"}]},
+        {
+            "skill_name": "skills.protocol.guide",
+            "session_id": "work",
+            "steps": [{"command": "true", "inputs": [{"artifact_id": "{blob}", "mount_path": "x"}]}],
+        },
+    ),
+    "skills.job_status": ({"job_id": "{job}"}, {"job_id": "{job}", "tail_bytes": 100}),
+    "skills.job_watch": ({"job_id": "{job}"}, {"job_id": "{job}", "timeout_sec": 1, "dedupe_key": "k"}),
+    "skills.job_cancel": ({"job_id": "{job}"}, {"job_id": "{job}", "reason": "x"}),
+    "skills.jobs": ({}, {"cursor": "{job}"}, {"limit": 1}),
     "skills.upload": ({"blob_id": "{blob}"},),
     "skills.set_version": ({"skill_name": "{skill}", "version": "0.1.0"},),
     "skills.disable": ({"skill_name": "{skill}"}, {"skill_name": "{skill}", "enabled": True}),
@@ -127,7 +139,7 @@ CASES: dict[str, tuple[dict[str, Any], ...]] = {
 """Whatever names an object of somebody else, method by method. A new method needs its row."""
 
 
-NAMES = ("run", "going", "task", "blob", "skill")
+NAMES = ("run", "going", "task", "job", "blob", "skill")
 
 
 @dataclass(frozen=True)
@@ -137,6 +149,7 @@ class Things:
     run: str
     going: str
     task: str
+    job: str
     blob: str
     skill: str
 
@@ -163,7 +176,12 @@ def alices(door: Door) -> Iterator[Things]:
     asked = {"skill_name": "skills.protocol.guide", "command": "echo private; sleep 600", "timeout_sec": 700}
     task = door.result("skills.run_cmd_async", asked)["task_id"]
     until(lambda: door.result("skills.task_status", {"task_id": task})["stdout_tail"])
-    yield Things(done["run_id"], going, task, blob["blob_id"], "demo.length")
+    steps = {"session_id": "steps", "steps": [{"command": "echo private; sleep 600", "timeout_sec": 700}]}
+    job = door.result("skills.start_job", {"skill_name": "skills.protocol.guide", **steps})["job_id"]
+    until(lambda: door.result("skills.job_status", {"job_id": job})["steps"][0]["stdout_tail"])
+    yield Things(done["run_id"], going, task, job, blob["blob_id"], "demo.length")
+    assert door.result("skills.job_cancel", {"job_id": job})["canceled"]
+    door.result("skills.end_session", {"session_id": "steps"})
     assert door.result("skills.task_cancel", {"task_id": task}) == {
         "task_id": task, "status": "canceled", "canceled": True,
     }  # fmt: skip
@@ -187,8 +205,8 @@ def made_up(alices: Things) -> Things:
     def other(text: str) -> str:
         return text[:-4] + ("0000" if text[-4:] != "0000" else "1111")
 
-    runs = other(alices.run), other(alices.going), other(alices.task)
-    return Things(*runs, other(alices.blob), "demo.absent")
+    work = other(alices.run), other(alices.going), other(alices.task), other(alices.job)
+    return Things(*work, other(alices.blob), "demo.absent")
 
 
 def test_each_method_has_its_cases() -> None:
