@@ -144,7 +144,7 @@ def _streams(streams: Streams | None) -> Iterator[Line]:
         (streams.worst_added_ms(), streams.worst_idle_ms(), streams.worst_trees()) if streams else (None, None, None)
     )
     yield Line("stdin to stdout of a sandbox, beyond a plain pipe, median", 3.0, "ms", added)
-    yield Line(f"{FILES:,} small files in and out as streams: of tar", 12.0, "", trees)
+    yield Line(f"{FILES:,} small files in and out as streams: of tar", 6.0, "", trees)
     yield Line(f"{FOLLOWERS} readers of nothing, processor time a second", 5.0, "ms", idle)
 
 
