@@ -20,7 +20,7 @@ sock = socket.create_server(("127.0.0.1", int(os.environ["PORT"])), reuse_port=T
 state = lambda: [line for line in open("/proc/net/tcp") if f":{sock.getsockname()[1]:04X} 00000000" in line]
 while not state():
     pass
-time.sleep(0.5)
+time.sleep(3)
 """
 
 

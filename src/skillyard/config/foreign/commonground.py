@@ -38,7 +38,7 @@ _NO_HOST_FILES = "a sandbox is shown the programs and libraries of this host, re
 _SRT: Mapping[str, Any] = {
     "settings_mode": ("generated", "srt has no file of settings here"),
     "settings_path": ("", "srt has no file of settings here"),
-    "ignore_violations": (None, "a violation is refused by the kernel, and there is no list of them"),
+    "ignore_violations": (None, "the kernel refuses a violation, and nothing lists violations"),
     "enable_weaker_nested_sandbox": (False, "no wall is left out but those that policy.allow_degraded names"),
     "network": {
         "allowed_domains": None,
@@ -99,7 +99,7 @@ def check_remote(isolation: str, remote: Sequence[str]) -> None:
         return
     lines = [f'isolation = "{name}" below [policy]' for name in remote]
     lines.append(f'mode = "{LOCAL}" below [skills]')
-    there = "" if lines[1:] else ", and there is no backend for other hosts in this version"
+    there = "" if lines[1:] else ", and this version has no backend for other hosts"
     rule = f"needs a backend on other hosts: '{isolation}' runs on this one{there}; write {', or '.join(lines)}"
     raise InvalidInput("skills.mode", rule, shown(REMOTE))
 

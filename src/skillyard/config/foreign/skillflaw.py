@@ -42,9 +42,9 @@ def _remarks(given: Mapping[str, str]) -> Iterator[str]:
     connection = [name for name in given if name.startswith(_CONNECTION)]
     servers = [name for name in given if name.startswith(_SERVERS)]
     if connection:
-        yield f"these variables have no effect, there is no backend 'opensandbox' here: {', '.join(connection)}"
+        yield f"these variables have no effect, since nothing here runs 'opensandbox': {', '.join(connection)}"
     if servers:
-        yield f"these variables have no effect, no MCP server is run in a sandbox here: {', '.join(servers)}"
+        yield f"these variables have no effect, since sandboxes run no MCP servers: {', '.join(servers)}"
     for name in given:
         if name not in connection and name not in servers:
             yield f"the variable {name} has no effect: no setting has this name"

@@ -19,7 +19,7 @@ _SOON_MS = 1000
 
 
 class NotListening(Busy):
-    """Nothing listens on the port for now; the request may be repeated after ``retry_after_ms``."""
+    """No program listens on the port yet; repeat the request after ``retry_after_ms``."""
 
     type = "NotListening"
 

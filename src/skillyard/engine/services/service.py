@@ -73,7 +73,8 @@ class ServiceRuns:
     async def open(self, principal: Principal, task_id: str, port: int, path: str) -> dict[str, Any]:
         """Returns the URL that opens a port in a browser, once and within a minute.
 
-        Raises Forbidden, TaskNotFound, InvalidInput for a port that is not exposed, and where there is no server.
+        Raises Forbidden and TaskNotFound. Raises InvalidInput for a port that is not exposed, and in a process
+        that serves no HTTP.
         """
         if not path.startswith("/") or not path.isprintable() or "#" in path:
             raise InvalidInput("path", "must begin with '/' and be printable, without '#'", shape(path))

@@ -106,7 +106,7 @@ class Follower:
                 return None
 
     def _pass_on(self, fd: int, pipes: dict[int, bytes], watch: Watch | None) -> bool:
-        """Passes a piece on. Returns False when there is none: at the end, which closes the pipe, or for now."""
+        """Passes a piece on. Returns False when none has come yet, and at the end, which closes the pipe."""
         if fd not in pipes:
             return False
         try:
