@@ -56,7 +56,7 @@ def test_each_line_can_be_met_and_missed() -> None:
         shelf(1.9, 4.9),
         Checked(small=[0.0009], quiet=[0.001], attacked=[0.099]),
         Reading({"a": 2.1, "b": 3.9}, 1.9, 39),
-        streams(2.9, 11, 0.0049),
+        streams(2.9, 5.9, 0.0049),
     )
     bad = compare(
         {name: rounds(ms) for name, ms in BAD.items()},
@@ -67,7 +67,7 @@ def test_each_line_can_be_met_and_missed() -> None:
         shelf(2.1, 5.1),
         Checked(small=[0.0011], quiet=[0.001], attacked=[0.101]),
         Reading({"a": 2.1, "b": 4.1}, 2.1, 41),
-        streams(3.1, 13, 0.0051),
+        streams(3.1, 6.1, 0.0051),
     )
     assert set(by_name(good).values()) == {True}
     assert [name for name, met in by_name(bad).items() if met] == ["ready sandboxes at once"]
