@@ -18,8 +18,8 @@ from tests.crash import parts
 from tests.crash.ledger import Bytes, Ledger, ended_badly, strange_files, watch_endings
 from tests.crash.leftovers import Footprint, Process, Snapshot, gone, idle, until
 from tests.crash.load import Client
-from tests.crash.server import Server, launch
-from tests.crash.store import contradictions
+from tests.crash.server import Server, launch, log_of
+from tests.crash.store import contradictions, detached
 from tests.crash.witness import Witness, leaks
 
 ENDED = ("completed", "failed")
@@ -98,9 +98,14 @@ class Chaos:
 
     async def _kill_first_keeper(self, process: subprocess.Popen[bytes], kind: str) -> None:
         """As soon as it is seen. The server then starts another, or says why it ends."""
-        async with asyncio.timeout(30):
-            while process.poll() is None and not await asyncio.to_thread(self.footprint.keepers):
-                await asyncio.sleep(0.005)
+        try:
+            async with asyncio.timeout(60):
+                while process.poll() is None and not await asyncio.to_thread(self.footprint.keepers):
+                    await asyncio.sleep(0.005)
+        except TimeoutError as error:
+            said = log_of(self.data_dir).read_text(errors="replace")[-4000:]
+            error.add_note(f"a server lives without a keeper; {self.footprint.glance()}; it said:\n{said}")
+            raise
         await asyncio.sleep(self.chance.uniform(0, KILLED_AT_ONCE_S))
         self._count(kind, bool(self.footprint.keepers()))
         self.footprint.kill_keeper()
@@ -164,14 +169,15 @@ class Chaos:
     async def _check_records(self, http: httpx2.AsyncClient) -> None:
         """All that are new, and of the known ones those on the same pages."""
         cursor, known = None, False
+        resumed = self.ledger.promised.keys() | await asyncio.to_thread(detached, self.data_dir)
         while not known:
             params = {"limit": 500, "cursor": cursor}
             answer = await http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": "runs.list", "params": params})
             page = answer.json()["result"]
             for record in page["runs"]:
                 known = known or record["run_id"] in self._seen
-                if record["status"] not in ENDED and record["run_id"] in self.ledger.promised:
-                    self._live.add(record["run_id"])  # it was resumed and goes on
+                if record["status"] not in ENDED and record["run_id"] in resumed:
+                    self._live.add(record["run_id"])
                     continue
                 self.ledger.check_record(record)
                 if self._seen.setdefault(record["run_id"], record) != record:

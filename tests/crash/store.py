@@ -18,6 +18,12 @@ def contradictions(data_dir: Path) -> list[str]:
         return [*_damage(database), *_running(database), *_blobs(database, data_dir / "blobs" / "sha256")]
 
 
+def detached(data_dir: Path) -> set[str]:
+    """Runs that outlive their server and have not ended. The callers of some went away before they were told."""
+    with closing(sqlite3.connect(f"file:{data_dir / 'skillyard.db'}?mode=ro", uri=True, timeout=30)) as database:
+        return {run_id for (run_id,) in database.execute("SELECT run_id FROM runs WHERE request IS NOT NULL")}
+
+
 def _damage(database: sqlite3.Connection) -> Iterator[str]:
     for (said,) in database.execute("PRAGMA integrity_check"):
         if said != "ok":
