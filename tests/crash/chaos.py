@@ -23,6 +23,8 @@ from tests.crash.store import contradictions, detached
 from tests.crash.witness import Witness, leaks
 
 ENDED = ("completed", "failed")
+BOUND_S = 60.0
+"""A busy machine starts a server within it, and ends what servers left."""
 CLIENTS = 5
 OLD_BLOBS = 30
 KILLED_AT_ONCE_S = 0.06
@@ -94,14 +96,14 @@ class Chaos:
                 await self._kill_first_keeper(process, kind)
         finally:
             process.kill()
-            process.communicate(timeout=30)
+            process.communicate(timeout=BOUND_S)
 
     async def _kill_first_keeper(self, process: subprocess.Popen[bytes], kind: str) -> None:
         """As soon as it is seen. The server then starts another, or says why it ends."""
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(BOUND_S):
                 while process.poll() is None and not await asyncio.to_thread(self.footprint.keepers):
-                    await asyncio.sleep(0.005)
+                    await asyncio.sleep(0.01)
         except TimeoutError as error:
             said = log_of(self.data_dir).read_text(errors="replace")[-4000:]
             error.add_note(f"a server lives without a keeper; {self.footprint.glance()}; it said:\n{said}")
@@ -157,13 +159,13 @@ class Chaos:
     async def _check(self, server: Server) -> None:
         """What this server shows, against what was told by those before it and what they showed."""
         async with httpx2.AsyncClient(
-            base_url=server.url, headers={"authorization": f"Bearer {server.token}"}, timeout=60, trust_env=False
+            base_url=server.url, headers={"authorization": f"Bearer {server.token}"}, timeout=BOUND_S, trust_env=False
         ) as http:
             await self._check_records(http)
             await self._check_blobs(http)
         self.ledger.wrong.extend(ended_badly(self.data_dir))
         self.ledger.wrong.extend(self.witness.wrong())
-        until(lambda: not contradictions(self.data_dir), 20, f"they agree: {contradictions(self.data_dir)[:5]}")
+        until(lambda: not contradictions(self.data_dir), BOUND_S, f"they agree: {contradictions(self.data_dir)[:5]}")
         assert not self.ledger.wrong, self._wrong()
 
     async def _check_records(self, http: httpx2.AsyncClient) -> None:
@@ -203,11 +205,11 @@ class Chaos:
         self._checked.clear()
         self._live.clear()
         with self.witness.server(self.data_dir) as server:
-            until(lambda: not contradictions(self.data_dir), 60, "detached runs come to their end")
+            until(lambda: not contradictions(self.data_dir), BOUND_S, "detached runs come to their end")
             await self._check(server)
-            await asyncio.to_thread(lambda: idle(self.footprint, 20, ahead=True))
+            await asyncio.to_thread(lambda: idle(self.footprint, BOUND_S, ahead=True))
             assert server.stop() == 0, server.log()
-        await asyncio.to_thread(gone, self.footprint, 20)
+        await asyncio.to_thread(gone, self.footprint, BOUND_S)
         self.ledger.wrong.extend(f"left behind: {name}" for name in strange_files(self.data_dir))
         self.ledger.wrong.extend(f"a secret is in {name}" for name in leaks(self.data_dir))
         self.ledger.wrong.extend(contradictions(self.data_dir))
