@@ -184,10 +184,15 @@ class CommandMethods(Calls):
         return await self.call("skills.task_cancel", given(task_id=task_id, reason=reason, agent=agent))
 
     async def list_tasks(
-        self, *, limit: int | None = None, cursor: str | None = None, agent: str | None = None
+        self,
+        *,
+        limit: int | None = None,
+        cursor: str | None = None,
+        agent: str | None = None,
+        mode: Literal["batch", "service"] | None = None,
     ) -> Json:
         """One page, newest first: ``tasks`` and ``next_cursor``."""
-        return await self.call("skills.tasks", given(limit=limit, cursor=cursor, agent=agent))
+        return await self.call("skills.tasks", given(limit=limit, cursor=cursor, agent=agent, mode=mode))
 
     async def start_job(
         self,

@@ -77,11 +77,13 @@ class RecordStore(Protocol):
         status: str | None = None,
         labels: Mapping[str, str] = NO_LABELS,
         tasks_of: AgentScope | None = None,
+        services: bool | None = None,
     ) -> Sequence[RunRecord]:
         """Returns records, newest first, without ``network`` and ``needs``, which can be large.
 
         ``principal`` is None for those of all; ``after`` is the last run id of the page before; each of ``labels`` must
         be among a record's own. ``tasks_of`` leaves the commands of one agent that are owned as TASK.
+        ``services`` tells whether services are left, or the others.
         """
         ...
 

@@ -181,6 +181,7 @@ class MemoryRecords:
         status: str | None = None,
         labels: Mapping[str, str] = NO_LABELS,
         tasks_of: AgentScope | None = None,
+        services: bool | None = None,
     ) -> Sequence[RunRecord]:
         check_page(limit)
         check_status(status)
@@ -192,6 +193,8 @@ class MemoryRecords:
             if after not in ids:
                 raise InvalidInput("after", "must be the id of an existing run", shown(after))
             found = found[ids.index(after) + 1 :]
+        if services is not None:
+            found = [record for record in found if (record.service is not None) == services]
         wanted = check_labels(labels).items()
         found = [record for record in found if wanted <= record.labels.items()]
         page = [record for record in found if status is None or record.status == status][:limit]

@@ -154,12 +154,17 @@ async def tasks_are_listed_by_their_agent(make: Maker) -> None:
         expect(list(await store.list(None, tasks_of=mine)) == [second, first], "tasks of the agent, newest first")
         expect(list(await store.list(None, tasks_of=mine, limit=1)) == [second], "a page of them")
         expect(list(await store.list(None, tasks_of=mine, after="run_2")) == [first], "the page behind it")
+        service = task(7, mine, service={"ports": [8000]})
+        await store.insert(service)
+        expect(list(await store.list(None, tasks_of=mine, services=True)) == [service], "those that listen")
+        expect(list(await store.list(None, tasks_of=mine, services=False, limit=1)) == [second], "those that do not")
+        expect(list(await store.list(None, tasks_of=mine, services=False, after="run_2")) == [first], "and behind one")
         expect(list(await store.list("bob", tasks_of=mine, labels={"team": "crm"})) == [second], "all that is asked")
         expect(list(await store.list(None, tasks_of=AgentScope("p", "carol"))) == [], "none of a stranger")
         for run_id in ("run_3", "run_6", "run_none"):
             error = await refused(InvalidInput, store.list(None, tasks_of=mine, after=run_id), "a page behind others'")
             expect(error.field == "after", "the error names the field")
-        expect((await store.list(None, tasks_of=mine))[0].labels == {"team": "crm"}, "labels are the caller's alone")
+        expect((await store.list(None, tasks_of=mine))[1].labels == {"team": "crm"}, "labels are the caller's alone")
 
 
 @check

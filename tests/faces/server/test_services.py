@@ -124,6 +124,19 @@ def test_a_started_service_names_its_ports(yard: Yard) -> None:
     }  # fmt: skip
 
 
+def test_services_are_listed_apart_from_other_tasks(yard: Yard) -> None:
+    with yard.server.client() as client:
+        task = client.run_cmd_async("acme.words.say", "true")["task_id"]
+        services = client.list_tasks(mode="service")["tasks"]
+        others = client.list_tasks(mode="batch")["tasks"]
+        both = client.list_tasks()["tasks"]
+    assert [(row["task_id"], row["mode"], row["startup_ready"]) for row in services] == [
+        (yard.task_id, "service", True)
+    ]
+    assert [row["task_id"] for row in others] == [task]
+    assert [row["task_id"] for row in both] == [task, yard.task_id]
+
+
 def test_nothing_of_ours_goes_in(yard: Yard) -> None:
     sent = {"cookie": "a=1", "x-forwarded-for": "1.2.3.4", "proxy-authorization": "Basic eA==", "connection": "x-hop",
             "x-hop": "1", "x-own": "kept", "te": "trailers"}  # fmt: skip

@@ -26,6 +26,7 @@ from skillyard.engine.commands.tasks import (
     TAIL_BYTES,
     WATCH_S,
     TaskService,
+    how_it_serves,
 )
 from skillyard.engine.method import (
     AGENT,
@@ -190,7 +191,8 @@ async def task_logs(service: TaskService, principal: Principal, params: Params) 
 async def tasks(service: TaskService, principal: Principal, params: Params) -> dict[str, Any]:
     limit, cursor = params["limit"], params["cursor"]
     with continuing(cursor):
-        found = await service.list(principal, params.get("agent"), limit=limit + 1, after=cursor)
+        services = None if "mode" not in params else params["mode"] == SERVICE
+        found = await service.list(principal, params.get("agent"), services, limit=limit + 1, after=cursor)
     page = found[:limit]
     return {
         "tasks": [_line(record) for record in page],
@@ -204,6 +206,7 @@ def _line(record: RunRecord) -> dict[str, Any]:
         "task_id": record.run_id,
         "status": status_of(record),
         "reason": "" if record.outcome is None else record.outcome.value,
+        **how_it_serves(record),
         "skill_name": record.skill,
         "version": record.version,
         "agent": record.agent,
@@ -396,6 +399,7 @@ TABLE = (
                 "limit": {"type": "integer", "minimum": 1, "maximum": 500, "default": 50},
                 "cursor": CURSOR,
                 "agent": AGENT,
+                "mode": described({"type": "string", "enum": [BATCH, SERVICE]}, "one kind of them alone"),
             }
         ),
         {"limit": 20},
@@ -406,8 +410,8 @@ TABLE = (
                         "TaskLine",
                         "a task in a list",
                         {name: _STATUS[name] for name in (
-                            "task_id", "status", "reason", "skill_name", "version", "agent", "created_at",
-                            "started_at", "finished_at", "labels",
+                            "task_id", "status", "reason", "mode", "startup_ready", "skill_name", "version", "agent",
+                            "created_at", "started_at", "finished_at", "labels",
                         )},
                     ),
                     "newest first",

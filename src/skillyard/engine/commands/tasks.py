@@ -98,10 +98,11 @@ class TaskService:
         raise TaskNotFound("task_id", f"no task '{task_id}'", task_id=task_id)
 
     async def list(
-        self, principal: Principal, agent: str | None, *, limit: int, after: str | None
+        self, principal: Principal, agent: str | None, services: bool | None, *, limit: int, after: str | None
     ) -> Sequence[RunRecord]:
         """Returns tasks of the agent, newest first. Raises InvalidInput for ``after``, Forbidden."""
-        return await self._records.list(None, limit=limit, after=after, tasks_of=agent_scope(principal, agent))
+        scope = agent_scope(principal, agent)
+        return await self._records.list(None, limit=limit, after=after, tasks_of=scope, services=services)
 
     async def status(self, principal: Principal, params: Params) -> dict[str, Any]:
         """Returns how far a task is. Raises TaskNotFound, and what a command raises for the provider ``cmd``."""
@@ -199,14 +200,13 @@ class TaskService:
         result = record.output if isinstance(record.output, dict) else {}
         code = None if live else NO_CODE if status == CANCELED else result.get("exit_code", NO_CODE)
         orphaned = live and active is None
-        ready = live and record.service is not None and bool(record.service.get("ready"))
+        serves = how_it_serves(record)
         return {
             "task_id": record.run_id,
             "provider": BG,
             "status": status,
             "reason": "" if record.outcome is None else record.outcome.value,
-            "mode": BATCH if record.service is None else SERVICE,
-            "startup_ready": record.started_at is not None if record.service is None else ready,
+            **serves,
             "created_at": record.created_at,
             "started_at": record.started_at,
             "finished_at": record.ended_at,
@@ -221,7 +221,7 @@ class TaskService:
             **await self._commands.session_of(record),
             "error_message": "" if live or status == SUCCEEDED else record.reason,
             "exposed_endpoints": self._endpoints.of(record),
-            "exposed_endpoints_active": ready,
+            "exposed_endpoints_active": record.service is not None and serves["startup_ready"],
             "orphaned": orphaned,
             "orphaned_reason": "no server drives it now; one goes on with it soon" if orphaned else "",
             "agent": record.agent,
@@ -348,6 +348,13 @@ def chunks_of(page: LogPage) -> list[dict[str, str]]:
 
 def _is_task(record: RunRecord) -> bool:
     return record.kind is RunKind.COMMAND and record.owner is Owner.TASK
+
+
+def how_it_serves(record: RunRecord) -> dict[str, Any]:
+    """Returns whether a task is a service, and whether it is ready, in its own words."""
+    if record.service is None:
+        return {"mode": BATCH, "startup_ready": record.started_at is not None}
+    return {"mode": SERVICE, "startup_ready": record.status.live and bool(record.service.get("ready"))}
 
 
 def _health(service: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,6 +71,7 @@ _LABELLED = "seq IN (SELECT run FROM run_labels WHERE name = ? AND value = ?)"
 _OWN_LABELLED = "seq IN (SELECT run FROM run_labels WHERE name = ? AND value = ? AND principal = ?)"
 _TASK_OF = ":task"
 """The label by which the tasks of an agent are found. A caller's own cannot have this name."""
+_IS_SERVICE = "(json_extract(record, '$.service') IS NOT NULL) = ?"
 _IS_TASK_OF = "SELECT 1 FROM run_labels WHERE run = ? AND name = ? AND value = ?"
 _LAST_EVENT = """
     SELECT seq, (SELECT max(number) FROM run_events WHERE run = seq) FROM runs WHERE run_id = ?"""
@@ -184,6 +185,7 @@ class SqliteRecords:
         status: str | None = None,
         labels: Mapping[str, str] = NO_LABELS,
         tasks_of: AgentScope | None = None,
+        services: bool | None = None,
     ) -> Sequence[RunRecord]:
         """As the port says. Raises InvalidInput for a limit outside 1 to 1000, a status that does not exist, a label
         that cannot be one, and an ``after`` that names no run of this principal or agent."""
@@ -198,6 +200,8 @@ class SqliteRecords:
             conditions.append(("status = ?", (str(status),)))
         if tasks_of is not None:
             conditions.append((_LABELLED, (_TASK_OF, _agent_key(tasks_of))))
+        if services is not None:
+            conditions.append((_IS_SERVICE, (services,)))
         for label in check_labels(labels).items():
             conditions.append((_LABELLED, label) if principal is None else (_OWN_LABELLED, (*label, principal)))
         where = " AND ".join(condition for condition, _ in conditions) or "TRUE"

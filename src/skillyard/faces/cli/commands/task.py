@@ -1,4 +1,4 @@
-"""``skillyard sh`` runs a command in a skill; ``skillyard task`` shows and follows tasks."""
+"""``skillyard sh`` runs commands and starts services; ``skillyard task`` follows tasks."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from skillyard.faces.cli.target import Target, Where
 
 _WAIT_MS = 20_000
-_agent = click.option("--agent", metavar="NAME", help="The agent that it belongs to, where the token allows it.")
-_task_id = click.argument("task_id")
+agent_option = click.option("--agent", metavar="NAME", help="The agent that it belongs to, where the token allows it.")
+task_argument = click.argument("task_id")
 _files = {
     "--input": "Write FILE to PATH, relative to --workdir, before the command starts. FILE can be - or a blob id too.",
     "--output": "A file to keep, or a pattern, relative to --workdir. May repeat.",
@@ -52,8 +52,20 @@ _files = {
 @isolation_option("The boundary to run behind, where policy offers a choice.")
 @network_option("Narrow what it may reach, as api.x.com:443; none for no network. May repeat.")
 @label_option("A label that `skillyard runs list` finds it by. May repeat.")
-@_agent
+@agent_option
 @click.option("--detach", is_flag=True, help="Start it as a task and print the task's id at once.")
+@click.option(
+    "--expose",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    multiple=True,
+    help="Start it as a service that listens on PORT, and print its id at once. May repeat.",
+)
+@click.option("--ready", metavar="PATTERN", help="With --expose: it is ready when its output has PATTERN.")
+@click.option(
+    "--startup", type=click.FloatRange(min=0.001), metavar="SECONDS", help="With --expose: time to be ready in."
+)
+@click.option("--restart", is_flag=True, help="With --expose: start it again when it fails.")
 @json_option
 @server_options
 def sh(
@@ -72,20 +84,27 @@ def sh(
     labels: dict[str, str],
     agent: str | None,
     detach: bool,
+    expose: tuple[int, ...],
+    ready: str | None,
+    startup: float | None,
+    restart: bool,
     as_json: bool,
     where: Where,
 ) -> None:
     """Run a shell command in a skill, in a fresh sandbox or with --session in one that is kept.
 
     One word is a text for the shell; several are a program and its arguments. The output and the exit code are the
-    command's own. Ctrl-C ends it; with --detach it is a task that goes on.
+    command's own. Ctrl-C ends it; with --detach it is a task that goes on, with --expose a service.
 
     \b
       skillyard sh acme.notes -- 'grep -r todo . | wc -l'
       skillyard sh acme.notes --detach --timeout 7200 -- scripts/import.sh
+      skillyard sh acme.notes --expose 8000 --restart -- exec python3 -m http.server 8000
     """
-    if detach and save is not None:
-        raise click.UsageError("--save goes with `skillyard task watch`, not with --detach.")
+    if not expose and (ready is not None or startup is not None or restart):
+        raise click.UsageError("--ready, --startup and --restart go with --expose, which starts a service.")
+    if (detach or expose) and save is not None:
+        raise click.UsageError("--save goes with `skillyard task watch`, not with --detach or --expose.")
     if save is not None and not outputs:
         raise click.UsageError("--save needs --output: only files that it names are kept.")
     asked: dict[str, Any] = {
@@ -101,6 +120,10 @@ def sh(
         "isolation": isolation,
         "labels": labels,
         "agent": agent,
+        "expose_ports": list(expose),
+        "ready_pattern": ready,
+        "startup_timeout_sec": startup,
+        "restart": "on-failure" if restart else None,
     }
     params = {name: value for name, value in asked.items() if value not in (None, {}, [])}
     if network:
@@ -108,9 +131,10 @@ def sh(
     with where.open() as target:
         if inputs:
             params["inputs"] = [_input(target, text, quiet=as_json) for text in inputs]
-        answer = target.call("skills.run_cmd_async" if detach else "skills.run_cmd", params)
+        method = "skills.run_service" if expose else "skills.run_cmd_async" if detach else "skills.run_cmd"
+        answer = target.call(method, params)
         saved = _saved(target, answer, save) if save is not None else []
-    if detach:
+    if detach or expose:
         _show_started(answer, as_json=as_json)
         return
     _show_ended(answer, saved, as_json=as_json)
@@ -148,8 +172,10 @@ def _show_started(answer: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         emit_json(answer)
         return
-    click.echo(answer["task_id"])
-    click.echo(calm(f"{answer['task_id']} {answer['status']}: {_come_back(answer['task_id'])}"), err=True)
+    task_id = answer["task_id"]
+    click.echo(task_id)
+    come_back = f"skillyard service show {task_id}" if "exposed_endpoints" in answer else _come_back(task_id)
+    click.echo(calm(f"{task_id} {answer['status']}: {come_back}"), err=True)
 
 
 def _show_ended(answer: Mapping[str, Any], saved: list[Path], *, as_json: bool) -> None:
@@ -184,8 +210,8 @@ def task() -> None:
 
 
 @task.command()
-@_task_id
-@_agent
+@task_argument
+@agent_option
 @click.option("--save", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help=_files["--save"])
 @json_option
 @server_options
@@ -215,10 +241,10 @@ def watch(task_id: str, agent: str | None, save: Path | None, as_json: bool, whe
 
 
 @task.command()
-@_task_id
+@task_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on until the task has ended.")
 @click.option("--stream", type=click.Choice(["stdout", "stderr"]), help="One of them alone.")
-@_agent
+@agent_option
 @json_option
 @server_options
 def logs(task_id: str, follow: bool, stream: str | None, agent: str | None, as_json: bool, where: Where) -> None:
@@ -255,7 +281,7 @@ def output(
         offset = page["next_offset"]
 
 
-def _show(told: dict[str, Any], _: Given) -> None:
+def show(told: dict[str, Any], _: Given) -> None:
     times = {name: moment(told[name]) for name in ("created_at", "started_at", "finished_at", "last_output_at")}
     tails = {name: told.pop(f"{name}_tail") for name in ("stdout", "stderr")}
     emit_fields({**told, **times})
@@ -265,7 +291,7 @@ def _show(told: dict[str, Any], _: Given) -> None:
             emit_foreign(text)
 
 
-def _canceled(answer: Mapping[str, Any], _: Given) -> str:
+def canceled(answer: Mapping[str, Any], _: Given) -> str:
     said = "canceled" if answer["canceled"] else f"had ended before ({answer['status']})"
     return f"{answer['task_id']} {said}"
 
@@ -276,7 +302,7 @@ add_calls(
         "list": Call(
             method="skills.tasks",
             help="List the tasks of an agent, newest first.",
-            options=(limit_option, _agent),
+            options=(limit_option, agent_option),
             key="tasks",
             paged=True,
             columns={
@@ -291,14 +317,14 @@ add_calls(
         "show": Call(
             method="skills.task_status",
             help="Show how far a task is, with the end of its output.",
-            options=(_task_id, click.option("--tail", "tail_bytes", type=int, help="Bytes of it."), _agent),
-            show=_show,
+            options=(task_argument, click.option("--tail", "tail_bytes", type=int, help="Bytes of it."), agent_option),
+            show=show,
         ),
         "cancel": Call(
             method="skills.task_cancel",
             help="End a task and everything it started.",
-            options=(_task_id, click.option("--reason", help="Kept in the record."), _agent),
-            said=_canceled,
+            options=(task_argument, click.option("--reason", help="Kept in the record."), agent_option),
+            said=canceled,
         ),
     },
 )
