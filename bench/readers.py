@@ -16,7 +16,8 @@ from typing import Any
 from skillyard.bench.subject import WrongResult
 from skillyard.bench.turns import median
 from skillyard.domain.foreign_json import parse_json
-from skillyard.domain.review import File, review
+from skillyard.domain.review.bundle import review
+from skillyard.domain.review.file import File
 from skillyard.engine.secrets.redact import Redaction
 from skillyard.gate.http.guard import HttpGuard
 from skillyard.gate.tls.client_hello import HelloReader

@@ -16,7 +16,7 @@ from typing import Any
 from skillyard.config.storage import SchemaSettings
 from skillyard.domain.errors import ValidatorFault
 from skillyard.domain.foreign_json import BadJson, parse_json
-from skillyard.domain.review import Facts, facts_from
+from skillyard.domain.review.python_facts import Facts, facts_from
 from skillyard.domain.skill.schema import MOST_ERRORS, SchemaVerdict
 from skillyard.ipc.channel import BadMessage, FrameReader, encode
 from skillyard.jailed import MOST_ANSWER, REMEMBERED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from skillyard.domain.review import Facts
+from skillyard.domain.review.python_facts import Facts
 from skillyard.domain.skill.schema import SchemaVerdict
 
 

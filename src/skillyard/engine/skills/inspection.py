@@ -12,7 +12,8 @@ from typing import Any
 from skillyard.domain.diff import FileSide, Side, SkillDiff, diff_skills
 from skillyard.domain.errors import SkillNotFound, StoreFault
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.review import File, Review, python_sources, review
+from skillyard.domain.review.bundle import Review, python_sources, review
+from skillyard.domain.review.file import File
 from skillyard.domain.skill.skill import Skill
 from skillyard.engine.method import (
     BOOLEAN,

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from skillyard.domain.review import File, Review, python_sources, review
+from skillyard.domain.review.bundle import Review, python_sources, review
+from skillyard.domain.review.file import File
 from skillyard.domain.skill.skill import Finding
 from skillyard.ports.jailed import PythonReader
 from skillyard.stores.skills.tree import Caps, Tree, read_tree

@@ -9,7 +9,8 @@ import pickle
 from dataclasses import dataclass
 from importlib.util import MAGIC_NUMBER
 
-from skillyard.domain.review import File, Review, python_sources, review
+from skillyard.domain.review.bundle import Review, python_sources, review
+from skillyard.domain.review.file import File
 from skillyard.domain.review.python_facts import Facts, facts_of
 from skillyard.domain.review.python_words import is_wanted
 from skillyard.domain.skill.skill import Skill

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.bundled import EXAMPLES, GUIDE
-from skillyard.domain.review import File, Review
-from skillyard.domain.review.file import Text
+from skillyard.domain.review.bundle import Review
+from skillyard.domain.review.file import File, Text
 from skillyard.domain.review.markdown import code_lines
 from skillyard.domain.rules import RULES, SECTIONS
 from skillyard.domain.skill.skill import Finding
