@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from skillyard.faces.cli.calls import Call, Given, add_calls, params_of
 from skillyard.faces.cli.commands.task import agent_option, canceled, logs, show, task_argument
-from skillyard.faces.cli.options import limit_option
-from skillyard.faces.cli.render import emit_table, moment
+from skillyard.faces.cli.failures import Exit, Failure
+from skillyard.faces.cli.options import json_option, limit_option, server_options
+from skillyard.faces.cli.render import calm, emit_json, emit_table, moment
+
+if TYPE_CHECKING:
+    from skillyard.faces.cli.target import Where
 
 
 @click.group()
@@ -38,12 +43,79 @@ def _show(told: dict[str, Any], given: Given) -> None:
         emit_table(("port", "path", "url"), [[one["port"], one["path"], one["url"]] for one in ports])
 
 
-def _opened(told: dict[str, Any], _: Given) -> None:
+@service.command("open")
+@task_argument
+@click.argument("port", type=click.IntRange(1, 65535))
+@click.option("--path", help="The page that is opened.  [default: /]")
+@click.option("--loopback", is_flag=True, help="Listen on 127.0.0.1 instead, for this user's programs, until Ctrl-C.")
+@click.option(
+    "--listen",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="With --loopback: the port here.  [default: that of the service, or any]",
+)
+@click.option("--any-user", is_flag=True, help="With --loopback: every user of this machine may connect.")
+@json_option
+@server_options
+def open_(
+    task_id: str,
+    port: int,
+    path: str | None,
+    loopback: bool,
+    listen: int | None,
+    any_user: bool,
+    as_json: bool,
+    where: Where,
+) -> None:
+    """Print a URL that opens a port in a browser, once and within a minute.
+
+    With --loopback listen on 127.0.0.1 for it, until the service has ended. When the server restarts, connections end,
+    and the port stays.
+    """
+    if not loopback and (listen is not None or any_user):
+        raise click.UsageError("--listen and --any-user go with --loopback.")
+    if loopback:
+        if path is not None:
+            raise click.UsageError("--path does not go with --loopback.")
+        _listen(where, task_id, port, listen or 0, anybody=any_user, as_json=as_json)
+        return
+    with where.open() as target:
+        asked = {"task_id": task_id, "port": port} | ({} if path is None else {"path": path})
+        told = target.call("skills.open_service", asked)
+    if as_json:
+        emit_json(told)
+        return
     click.echo(told["url"])
+    click.echo(f"it opens once, until {moment(told['expires_at'])}", err=True)
 
 
-def _how_long(told: Mapping[str, Any], _: Given) -> str:
-    return f"it opens once, until {moment(told['expires_at'])}"
+def _listen(where: Where, task_id: str, port: int, wanted: int, *, anybody: bool, as_json: bool) -> None:
+    with where.server() as target:
+        told = target.call("skills.task_status", {"task_id": task_id, "tail_bytes": 0})
+    if told["finished_at"] is not None:
+        raise Failure(f"the service has ended ({told['status']})", "start another", Exit.FAILED)
+    ports = [one["port"] for one in told["exposed_endpoints"]]
+    if port not in ports:
+        raise Failure(f"the service does not expose port {port}, but {ports}")
+    import asyncio
+
+    from skillyard.faces.cli.loopback import HOST, Loopback
+
+    def listening(number: int) -> None:
+        if as_json:
+            emit_json({"task_id": task_id, "port": port, "host": HOST, "listens_on": number})
+        else:
+            click.echo(f"{HOST}:{number}")
+            whose = "every user of this machine" if anybody else "programs of this user"
+            click.echo(f"for {whose}, until the service ends or Ctrl-C", err=True)
+        sys.stdout.flush()
+
+    try:
+        door = Loopback(where, task_id, port, anybody=anybody, say=lambda text: click.echo(calm(text), err=True))
+        status = asyncio.run(door.serve(wanted, listening))
+    except KeyboardInterrupt:
+        raise Failure("interrupted; the service goes on, its port here is closed", code=Exit.INTERRUPTED) from None
+    click.echo(calm(f"{task_id} {status}: its port here is closed"), err=True)
 
 
 add_calls(
@@ -75,17 +147,6 @@ add_calls(
                 agent_option,
             ),
             show=_show,
-        ),
-        "open": Call(
-            method="skills.open_service",
-            help="Print a URL that opens a port in a browser, once and within a minute.",
-            options=(
-                task_argument,
-                click.argument("port", type=click.IntRange(1, 65535)),
-                click.option("--path", help="The page that is opened.  [default: /]"),
-            ),
-            show=_opened,
-            said=_how_long,
         ),
         "stop": Call(
             method="skills.task_cancel",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
@@ -23,7 +23,8 @@ from skillyard.faces.http.replies import SECURITY_HEADERS, end
 from skillyard.faces.http.services.exchange import Bounds, Exchange
 from skillyard.faces.http.services.fields import ByHost, ByPath
 from skillyard.faces.http.services.places import Place, by_host, by_path, name_pattern
-from skillyard.faces.http.services.websocket import check_offer, relay
+from skillyard.faces.http.services.switching import TUNNELLED, check_offer, check_tunnel, relay
+from skillyard.ports.sandbox import ByteStream
 
 Still = Callable[[str], Awaitable[Principal | None]]
 """Returns the principal of a name while one of its tokens is good."""
@@ -56,6 +57,19 @@ class ServicePorts:
     ) -> None:
         target = place.target + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         request = _request(scope, target, rules)
+        async with self._connected(principal, place) as stream:
+            exchange = Exchange(stream, request, lambda fields: rules.answer(fields, target), self._bounds)
+            switched = await exchange.run(receive, send)
+            if switched is not None:
+                await relay(scope, stream, switched, self._bounds.idle_s)
+
+    async def tunnel(self, scope: Scope, principal: Principal, place: Place) -> None:
+        """Passes bytes as they are between the caller and the port. Raises NotFound, Unavailable."""
+        async with self._connected(principal, place) as stream:
+            await relay(scope, stream, TUNNELLED, self._bounds.idle_s)
+
+    @asynccontextmanager
+    async def _connected(self, principal: Principal, place: Place) -> AsyncIterator[ByteStream]:
         async with AsyncExitStack() as stack:
             try:
                 stream = await stack.enter_async_context(self._access().connect(principal, place.task_id, place.port))
@@ -63,10 +77,7 @@ class ServicePorts:
                 raise Unavailable(error.message, error.retry_after_ms) from None
             except InvalidInput as error:  # neither the service nor the port is told apart from what is not there
                 raise NotFound(error.message) from None
-            exchange = Exchange(stream, request, lambda fields: rules.answer(fields, target), self._bounds)
-            switched = await exchange.run(receive, send)
-            if switched is not None:
-                await relay(scope, stream, switched, self._bounds.idle_s)
+            yield stream
 
 
 def _request(scope: Scope, target: bytes, rules: ByPath | ByHost) -> h11.Request:
@@ -99,6 +110,9 @@ class PathEndpoint:
             raise NotFound("there is nothing at this path; use /services/<task_id>/<port>/")
         if any(name == TICKET for name, _ in _query(scope)):
             raise BadRequest(f"{TICKET}: is for a host name of the port's own, not for this path")
+        if check_tunnel(scope):
+            await self._ports.tunnel(scope, principal_of(scope), place)
+            return
         rules = ByPath(path_of(place.task_id, place.port), place.port)
         await self._ports.pass_on(scope, receive, send, principal_of(scope), place, rules)
 

@@ -1,4 +1,8 @@
-"""Websockets: the question is judged, then bytes pass both ways as they are (RFC 6455 §4)."""
+"""Websockets and tunnels: the question is judged, then bytes pass both ways as they are.
+
+A websocket is that of RFC 6455 §4. A tunnel is a bare connection to a port, for programs alone: no page of a
+browser can ask for it, since pages name no other upgrade than a websocket.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,9 @@ from skillyard.faces.http.services.exchange import Switched
 from skillyard.faces.http.services.fields import listed
 from skillyard.ports.sandbox import ByteStream
 
+TUNNEL = b"skillyard-tcp"
+"""The protocol that a request for a tunnel upgrades to."""
+TUNNELLED = Switched([(b"upgrade", TUNNEL), (b"connection", b"Upgrade")], b"")
 _PIECE = 65536
 _TOUCH_S = 1.0
 
@@ -42,6 +49,23 @@ def check_offer(scope: Scope) -> bool:
     )
     if not proper:
         raise BadRequest("Upgrade: only a websocket of version 13 is passed on")
+    return True
+
+
+def check_tunnel(scope: Scope) -> bool:
+    """Returns whether a request asks for a tunnel. Raises BadRequest for one that asks wrongly."""
+    fields = scope["headers"]
+    if listed(value for name, value in fields if name == b"upgrade") != {TUNNEL}:
+        return False
+    names = {name for name, _ in fields}
+    proper = (
+        b"upgrade" in listed(value for name, value in fields if name == b"connection")
+        and (scope["method"], scope["http_version"]) == ("GET", "1.1")
+        and SWITCH in scope.get("extensions", {})
+        and not names & {b"content-length", b"transfer-encoding", b"origin"}
+    )
+    if not proper:
+        raise BadRequest("Upgrade: a tunnel is asked for by GET over HTTP/1.1, without a body and without Origin")
     return True
 
 
