@@ -1,6 +1,7 @@
 """Clears a sandbox between two calls of a session of all but ``/workspace``.
 
-Its programs have ended before. The first process of the sandbox saw to that, and it is confirmed here.
+Its programs have ended before, or stand still where they are kept. The first process of the sandbox saw to that, and
+it is confirmed here.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ _OPEN = 0o1777
 _MOST_TOLD = 8
 
 
-def clear(workspace: str) -> list[str]:
-    """Removes all that is to go; returns what is left."""
+def clear(workspace: str, spared: frozenset[int] = frozenset()) -> list[str]:
+    """Removes all that is to go; returns what is left. The processes ``spared`` may stay."""
     # Where the sandbox has no root of its own, all its places lie beside the workspace: never touch another's.
     root = "" if workspace == WORKSPACE else workspace.removesuffix(WORKSPACE)
-    left = [f"the process {pid}" for pid in _others()]
+    left = [f"the process {pid}" for pid in _others() if pid not in spared]
     if root or workspace == WORKSPACE:
         for place in _SCRATCH:
             left += _emptied(root + place)
@@ -67,7 +68,7 @@ def _others() -> list[int]:
     for name in filter(str.isdigit, names):
         with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
             state, parent = file.read().rpartition(b")")[2].split()[:2]
-            if state not in (b"Z", b"X"):
+            if state not in (b"Z", b"X") or len(os.listdir(f"/proc/{name}/task")) > 1:
                 parents[int(name)] = int(parent)
     pid, above = os.getpid(), set()
     while pid and pid not in above:

@@ -54,14 +54,15 @@ def prepare(ahead: bool = False) -> None:
     _warm.append(_Guest())
 
 
-def serve(request_fd: int, channel_fd: int, stack_fd: int = -1) -> None:
+def serve(request_fd: int, channel_fd: int, stack_fd: int = -1, spared: frozenset[int] = frozenset()) -> None:
     """Reads a request up to end of file and runs it. Both may be one socket. Never raises. The last stack is written to
-    ``stack_fd``, and read there by a request that collects another's files.
+    ``stack_fd``, and read there by a request that collects another's files. A request that clears the sandbox takes the
+    processes ``spared`` for kept ones.
 
     Without a request nothing happens: nobody wants this process any more.
     """
     guest = _begin(channel_fd)
-    guest.stack_fd = stack_fd
+    guest.stack_fd, guest.spared = stack_fd, spared
     try:
         if stack_fd >= 0:
             failure.write_when_told(stack_fd)
@@ -111,6 +112,7 @@ class _Guest:
         self._hint = ""
         self._as_script = False
         self.stack_fd = -1
+        self.spared: frozenset[int] = frozenset()
         self._notes: dict[str, object] = {}
         self._request: dict[str, Any] = {}
         self._workspace = WORKSPACE
@@ -171,7 +173,7 @@ class _Guest:
                 self._notes["stack"] = last
             return b"{}"
         if request.get("op") == "clear":
-            return _encode({"left": clear(workspace)}).encode()
+            return _encode({"left": clear(workspace, self.spared)}).encode()
         if request.get("op") == "command":
             return _encode(shell.run(request, workspace, self._blobs, self._tell)).encode()
         max_bytes = request.get("max_result_bytes", MAX_RESULT_BYTES)

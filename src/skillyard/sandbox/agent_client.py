@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from skillyard.domain.errors import InvalidInput, OutputDropped, SandboxFault, SandboxGone, shown
+from skillyard.domain.errors import InvalidInput, OutputDropped, ProtectionMissing, SandboxFault, SandboxGone, shown
 from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, AtCap, Guest, Program, Stream, StreamLimits, encode_request
 from skillyard.domain.work.record import Ending, Outcome, Usage
 from skillyard.sandbox.agent_channel import STALLED_S, AgentRefused, Channel, ChannelLost, Exchange, Opener
@@ -184,6 +184,8 @@ class AgentSandbox(FilesOfSandbox):
         limits = {"log_bytes": streams.log_bytes, "channel_bytes": streams.channel_bytes, "timeout_ms": left_ms}
         fields = {"id": id, "ring": streams.at_cap is AtCap.RING, "stderr_bytes": streams.stderr_bytes, **limits}
         if isinstance(program, Guest):
+            if program.kept:
+                raise ProtectionMissing("an agent keeps no program when others are ended", protections=["keeping"])
             await self._link.call("start", {"guest": True, **fields}, encode_request(program.request))
         else:
             words = {"args": program.args, "env": dict(program.env), "cwd": program.cwd, "stdin": program.stdin}

@@ -82,9 +82,10 @@ need; it neither sees nor changes another sandbox."""
 
 GUARANTEES = (*BOUNDARIES, *LIMITS)
 
-ABILITIES = ("egress", "forwarding", "snapshots")
+ABILITIES = ("egress", "forwarding", "keeping", "snapshots")
 """Optional: ``egress`` is a network with no way out but the gate; ``forwarding`` reaches ports of a sandbox from
-outside; ``snapshots`` make sandboxes from the files of others."""
+outside; ``keeping`` spares chosen programs when a sandbox is cleared between two calls; ``snapshots`` make sandboxes
+from the files of others."""
 
 ADVISORY = frozenset({"own_uid", "uts_namespace", "cgroup_namespace"})
 """Walls that are recorded, and not demanded by default: an ordinary user has one uid to give."""

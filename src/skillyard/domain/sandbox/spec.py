@@ -134,9 +134,15 @@ class Guest:
 
     One JSON request goes in, frames come back on :attr:`Stream.CHANNEL`. stdout and stderr share :attr:`Stream.STDOUT`,
     in the order written.
+
+    ``alone`` is for a program that clears the sandbox. Others have ended by then. Those that were started as ``kept``
+    are spared, with the processes that they started, and stand still meanwhile; all else is ended first. That takes the
+    ability ``keeping``; a backend without it refuses kept programs.
     """
 
     request: Mapping[str, Any]
+    kept: bool = False
+    alone: bool = False
 
 
 Program = Argv | Guest

@@ -115,12 +115,14 @@ async def end_programs(sandbox: Sandbox, ids: Iterable[str]) -> None:
 
 
 async def clear(sandbox: Sandbox, id: str) -> Ending:
-    """Clears a sandbox of all but its files; returns the ending of the program that did.
+    """Clears a sandbox of all but files and kept programs; returns the ending of what did.
 
     Raises SandboxFault where something is left, or nothing confirms that all is gone.
     """
     await sandbox.end_files()
-    process = await sandbox.start(Guest(clear_request()), id=id, timeout_ms=CLEAR_MS, streams=_CLEAR_STREAMS)
+    process = await sandbox.start(
+        Guest(clear_request(), alone=True), id=id, timeout_ms=CLEAR_MS, streams=_CLEAR_STREAMS
+    )
     channel = b"".join([data async for data in process.output(Stream.CHANNEL)])
     ending = await process.wait()
     if ending.outcome is Outcome.LOST:

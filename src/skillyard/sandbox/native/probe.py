@@ -160,6 +160,7 @@ async def probe(backend: Prober) -> Probe:
         protections["landlock"] = _no_landlock(await look())
     if seen["name"] != HOSTNAME:
         protections["uts_namespace"] = _no_name(await look())
+    abilities["keeping"] = _keeping(protections["landlock"])
     return Probe("native", True, protections, texts_of(facts), abilities)
 
 
@@ -183,6 +184,17 @@ async def _look(backend: Prober) -> tuple[dict[str, Any], dict[str, Protection]]
         with closing(await attempt(backend, sandbox.handle)) as tried:
             seen = await look_inside(sandbox, _LOOK, *([] if tried.why else ["find"]), bound_ms=_BOUND_MS)
             return seen, {"egress": tried.found(), "forwarding": await _forwarding(sandbox)}
+
+
+KEEPS = "the first process of the sandbox, by the parents that the kernel tells"
+
+
+def _keeping(landlock: Protection) -> Protection:
+    """A program that writes into the memory of a kept one would be kept with it."""
+    if landlock.level is Level.MISSING:
+        why = "without Landlock a program can write into the memory of another"
+        return Protection(Level.MISSING, why=why, mend=landlock.mend)
+    return Protection(Level.SUPERVISED, by=KEEPS)
 
 
 async def _forwarding(sandbox: NativeSandbox) -> Protection:
@@ -298,5 +310,9 @@ def _nothing(why: str, facts: dict[str, Any], mend: str = "") -> Probe:
     missing = Protection(Level.MISSING, why=why, mend=mend)
     texts = {**texts_of(facts), "why": why, **({"mend": mend} if mend else {})}
     return Probe(
-        "native", False, dict.fromkeys((*WALLS, *LIMITS), missing), texts, {"egress": missing, "forwarding": missing}
+        "native",
+        False,
+        dict.fromkeys((*WALLS, *LIMITS), missing),
+        texts,
+        dict.fromkeys(("egress", "forwarding", "keeping"), missing),
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 SINCE: Mapping[str, int] = {
     "attach": 1,
@@ -21,6 +21,7 @@ SINCE: Mapping[str, int] = {
     "environment": 1,
     "follow": 2,
     "forward": 2,
+    "keep": 3,
     "kill": 1,
     "outside": 1,
     "plug": 1,

@@ -195,9 +195,11 @@ class NativeSandbox(FilesOfSandbox):
             ring=streams.at_cap is AtCap.RING,
             tied=tied,
         )
+        if isinstance(program, Guest) and (program.kept or program.alone):
+            header.update(op="keep" if program.kept else "start", alone=program.alone)
         patience_s = _PATIENCE_S if isinstance(program, Guest) or not program.stdin else 0.0
         process = self.processes[id] = NativeProcess(self._link, self.handle, id, patience_s)
-        if isinstance(program, Guest):
+        if isinstance(program, Guest) and not program.kept:
             self._link.tell(header, body)  # unanswered: the end is announced, also of one that was not started
         else:
             try:

@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from skillyard.domain.errors import SandboxGone, SkillyardError
-from skillyard.domain.sandbox.spec import Owner, Stream
-from skillyard.domain.work.record import Outcome
-from skillyard.ports.sandbox import Backend, Snapshots, Snapshotting
+from skillyard.domain.sandbox.frames import FrameReader, Result
+from skillyard.domain.sandbox.spec import Guest, Owner, Stream, clear_request
+from skillyard.domain.work.record import Ending, Outcome
+from skillyard.ports.sandbox import Backend, Process, Sandbox, Snapshots, Snapshotting
 from skillyard.testing.sandbox_suite.check import SURVIVAL, Failed, Section, expect
 from skillyard.testing.sandbox_suite.ground import (
     Ground,
+    code,
     collect,
     contents,
     eventually,
@@ -197,3 +199,158 @@ async def snapshot_makes_others_of_the_same_files(ground: Ground) -> None:
         return
     await backend.destroy(made.handle)
     expect(False, "a discarded snapshot makes no sandbox")
+
+
+keeping = Section("keeping")
+KEPT = r'''
+import ctypes, subprocess, sys, time
+BEATS = HERE + "/workspace/ask"
+SOURCE = """
+import sys, time
+for beat in range(6000):
+    try:
+        print(sys.argv[1], open(sys.argv[2]).read(), flush=True)
+    except OSError:
+        pass
+    time.sleep(0.05)
+"""
+def main(args):
+    subprocess.Popen([sys.executable, "-c", SOURCE, "below", BEATS], start_new_session=True)
+    reaper = ctypes.c_int()
+    if ctypes.CDLL(None).prctl(37, ctypes.byref(reaper), 0, 0, 0) == 0 and reaper.value:
+        # It leaves the tree as daemons do: a session of its own, and a parent that is gone.
+        leave = "import subprocess, sys\nsubprocess.Popen([sys.executable, *sys.argv[1:]], start_new_session=True)"
+        subprocess.run([sys.executable, "-c", leave, "-c", SOURCE, "orphan", BEATS], check=True)
+        print("reaps", flush=True)
+    sys.argv[1:] = ["beat", BEATS]
+    print("ready", flush=True)
+    exec(SOURCE)
+'''
+HIDES = r"""
+import ctypes, os, subprocess, sys, threading, time
+name = sys.argv[1]
+x86 = os.uname().machine == "x86_64"
+wait = "import time; time.sleep(300)"
+def child(**options):
+    subprocess.Popen([sys.executable, "-c", wait, name], **options)
+child()
+child(start_new_session=True)
+child(process_group=0)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        child()
+    os._exit(0)
+CLONE_PARENT = 0x8000
+if ctypes.CDLL(None).syscall(56 if x86 else 220, CLONE_PARENT | 17, 0, 0, 0, 0) == 0:
+    os.execv(sys.executable, [sys.executable, "-c", wait, name])
+# The first thread of this one ends, so that it looks dead.
+gone = (
+    "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=(300,)).start()\n"
+    f"ctypes.CDLL(None).syscall({60 if x86 else 93}, 0)"
+)
+subprocess.Popen([sys.executable, "-c", gone, name])
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+# A chain of processes, each with the pid of nobody who was seen, that wake each other.
+chain = (
+    "import os, signal, sys\n"
+    "while True:\n"
+    "    if os.fork(): os._exit(0)\n"
+    "    for pid in range(os.getpid() - 3, os.getpid()):\n"
+    "        try: os.kill(pid, signal.SIGCONT)\n"
+    "        except OSError: pass\n"
+)
+for _ in range(3):
+    subprocess.Popen([sys.executable, "-c", chain, name], start_new_session=True)
+print("ready", flush=True)
+"""
+TOUCHES = """
+import os
+found = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in (1, os.getpid())]
+for pid in found:
+    for flags in (os.O_RDWR, os.O_WRONLY):
+        try:
+            os.open(f"/proc/{pid}/mem", flags)
+        except OSError:
+            continue
+        print("writable", pid)
+print("looked", len(found) > 0)
+"""
+
+
+async def _cleared(sandbox: Sandbox) -> list[str]:
+    """Clears a sandbox as between two calls; returns what is left in it."""
+    process = await sandbox.start(Guest(clear_request(), alone=True), id=fresh("clear"))
+    channel = await collect(process, Stream.CHANNEL)
+    ending = await process.wait()
+    reader = FrameReader()
+    for _ in reader.feed(channel):
+        continue
+    final = reader.finish()
+    expect(isinstance(final, Result), "a sandbox is cleared", ending)
+    assert isinstance(final, Result), "it was looked at"
+    left: list[str] = final.value()["left"]
+    return left
+
+
+@asynccontextmanager
+async def _keeping(ground: Ground) -> AsyncIterator[tuple[Sandbox, Process]]:
+    async with ground.sandbox() as sandbox:
+        kept = await sandbox.start(Guest(code(KEPT).request, kept=True), id="kept")
+        await _goes_on(sandbox, kept)
+        yield sandbox, kept
+
+
+async def _goes_on(sandbox: Sandbox, kept: Process) -> None:
+    word = fresh("word").encode()
+    await sandbox.write("/workspace/ask", pieces(word))
+    await sandbox.end_files()
+    orphan = [b"orphan"] if b"reaps" in await until(kept, b"ready") else []
+    for who in (b"beat", b"below", *orphan):
+        await until(kept, who + b" " + word)
+
+
+@keeping.check("keeping")
+async def kept_program_outlives_a_clearing(ground: Ground) -> None:
+    async with _keeping(ground) as (sandbox, kept):
+        for _ in range(3):
+            await sandbox.start(code("def main(args): return 1"), id=(id := fresh("call")))
+            await (await sandbox.process(id)).wait()
+            expect(await _cleared(sandbox) == [], "nothing else is left")
+        await _goes_on(sandbox, kept)
+        await kept.kill("over")
+        expect((await kept.wait()).outcome is Outcome.CANCELLED, "it can be ended")
+        expect(await _cleared(sandbox) == [], "with all that it started")
+
+
+@keeping.check("keeping")
+async def no_process_of_a_call_looks_kept(ground: Ground) -> None:
+    marker = fresh("hides")
+    async with _keeping(ground) as (sandbox, kept):
+        call = await sandbox.start(python(HIDES, marker), id="hides")
+        await until(call, b"ready")
+        await call.wait()
+        expect(await _cleared(sandbox) == [], "nothing of a call is left")
+        await eventually(lambda: not processes(marker), "every process of a call is ended", 30.0)
+        if kept_ending := await _ended_already(kept):
+            expect(kept_ending.outcome is Outcome.SIGNAL, "or all is ended with it", kept_ending)
+        else:
+            await _goes_on(sandbox, kept)
+
+
+async def _ended_already(process: Process) -> Ending | None:
+    try:
+        async with asyncio.timeout(0.5):
+            return await process.wait()
+    except TimeoutError:
+        return None
+
+
+@keeping.check("keeping")
+async def nobody_writes_into_a_kept_program(ground: Ground) -> None:
+    async with _keeping(ground) as (sandbox, kept):
+        look = await sandbox.start(python(TOUCHES), id="look")
+        told = await collect(look)
+        expect(b"writable" not in told, "no program writes into the memory of another", told)
+        expect(b"looked True" in told, "and it has looked", told)
+        await _goes_on(sandbox, kept)

@@ -59,6 +59,8 @@ class TwinSandbox(FilesOfTwin):
     ) -> TwinProcess:
         if id in self.processes:
             return self.processes[id]
+        if isinstance(program, Guest) and program.kept:
+            (await self.backend.probe()).demand("keeping")
         script = self._script(program, timeout_ms)
         process = self.processes[id] = TwinProcess(program, id, streams, self.files)
         process.play(script, timeout_ms or self.spec.limits.timeout_ms)

@@ -240,7 +240,7 @@ def _enter() -> None:
 
 _NATIVE = (
     *(f"linux/{name}" for name in ("__init__", "kernel", "landlock")),
-    *(f"inside/{name}" for name in ("__init__", "walls", "init", "zygote")),
+    *(f"inside/{name}" for name in ("__init__", "walls", "init", "kept", "zygote")),
 )
 
 START_ZYGOTE = (

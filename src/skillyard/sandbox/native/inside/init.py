@@ -15,6 +15,7 @@ from typing import Any
 
 from skillyard.guest import main as guest
 from skillyard.ipc import packets
+from skillyard.sandbox.native.inside import kept
 from skillyard.sandbox.native.inside.walls import CHANNEL_FD, DONE, READY, STACK_FD
 from skillyard.sandbox.native.linux import kernel
 
@@ -27,11 +28,16 @@ LAST_WORDS_MS = 1000
 class Init:
     """One sandbox's init. ``channel`` and ``output`` belong to the worker that is forked ahead."""
 
+    cannot_keep = ""
+    """The reason why it can keep no program when others are ended; empty where it can."""
+
     def __init__(self, control: int, channel: int, output: int) -> None:
         self._control_fd = control
         self._opened: socket.socket | None = None
         self._single = False
         self._running: dict[int, str] = {}
+        self._kept: set[int] = set()
+        """Those of them that outlive the end of others."""
         self._killed: set[int] = set()
         self._devnull = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
@@ -116,13 +122,36 @@ class Init:
 
     def _start(self, message: dict[str, Any], fds: list[int]) -> None:
         self._single = message["single"]
+        keep, spared = message.get("kept", False), frozenset[int]()
+        if keep and self.cannot_keep:
+            packets.send(self._control, {"failed": message["start"], "why": self.cannot_keep})
+            return
+        if message.get("alone", False):
+            spared = self._be_alone()
         try:
-            guest_run = message["argv"] is None
-            pid = self._fork_guest(fds[0], fds[1], self._stack) if guest_run else self._fork_argv(message, fds)
+            if message["argv"] is None:
+                pid = self._fork_guest(fds[0], fds[1], self._stack, keep=keep, spared=spared)
+            else:
+                pid = self._fork_argv(message, fds)
         except OSError as error:
             packets.send(self._control, {"failed": message["start"], "why": f"fork: {error.strerror}"})
+            self._go_on()
             return
         self._running[pid] = message["start"]
+        if keep:
+            self._kept.add(pid)
+
+    def _be_alone(self) -> frozenset[int]:
+        """Ends all but the kept programs, which stand still from now on; returns their processes."""
+        self._worker = -1
+        spared = kept.stop_all_but(self._kept) if self._kept else frozenset()
+        if not spared:  # there is none, or it cannot be told what is whose
+            end_all_others(self._tell_end)
+        return spared
+
+    def _go_on(self) -> None:
+        if self._kept:
+            kept.go_on()
 
     def end_tree(self, id: str) -> None:
         for pid, name in list(self._running.items()):
@@ -147,10 +176,18 @@ class Init:
                 self._worker_gone(status)
 
     def _ended(self, pid: int, status: int) -> None:
-        id = self._running.pop(pid)
-        if not self._running:
-            end_all_others()
-            self._worker = -1
+        if self._running.keys() - {pid} <= self._kept:
+            self._kept.discard(pid)
+            self._be_alone()
+            self._go_on()
+        self._tell_end(pid, status)
+        if self._single:
+            os._exit(0)
+
+    def _tell_end(self, pid: int, status: int) -> None:
+        if (id := self._running.pop(pid, None)) is None:
+            return
+        self._kept.discard(pid)
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         packets.send(
             self._control,
@@ -161,15 +198,17 @@ class Init:
                 "rss": used.ru_maxrss * 1024,
             },
         )
-        if self._single:
-            os._exit(0)
 
-    def _fork_guest(self, channel: int, output: int, stack: int) -> int:
+    def _fork_guest(
+        self, channel: int, output: int, stack: int, *, keep: bool = False, spared: frozenset[int] = frozenset()
+    ) -> int:
         pid = os.fork()
         if pid == 0:
             self.be_child((self._devnull, output, output, channel, stack))
+            if keep:
+                kept.be_reaper()
             guest.reseed()
-            guest.serve(CHANNEL_FD, CHANNEL_FD, STACK_FD)
+            guest.serve(CHANNEL_FD, CHANNEL_FD, STACK_FD, spared)
             _say_done()
             _exit(0)
         return pid

@@ -70,6 +70,8 @@ class Program:
         self.deadline: Timer | None = None
         self.tied = False
         """Whether it ends with the server that started it, also in a sandbox that does not."""
+        self.kept = False
+        """Whether it is spared when other programs of its sandbox are ended."""
         self.request = b""
         """The request of a guest, until it is known to have reached a worker."""
         self.forced: tuple[str, str] | None = None

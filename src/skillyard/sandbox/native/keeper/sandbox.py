@@ -192,6 +192,7 @@ class Sandbox:
         """Starts a program. Raises OSError when init is gone, ValueError when it has no room for the message."""
         single = self.lease is not None and self.lease.single
         program = Program(self.loop, id, self._spool_dir, caps, self._over)
+        program.kept = not single and bool(message.get("kept"))
         if single:
             program.on_done = self._done
         self.programs[id] = program
@@ -205,9 +206,11 @@ class Sandbox:
 
     def _begin(self, program: Program, message: dict[str, Any], request: bytes | None) -> None:
         single = self.lease is not None and self.lease.single
+        if alone := bool(message.get("alone")):  # init ends the worker with the others
+            self._forget_worker()
         if request is None:
             self._start_argv(program, message)
-        elif self._channel is not None:
+        elif self._channel is not None and not program.kept:
             channel, self._channel = self._channel, None
             self._given = program.id
             program.read_pipe(self._output, "stdout")
@@ -216,7 +219,7 @@ class Sandbox:
             program.request = request if len(self.programs) > 1 else b""
             program.talk(channel, request)
         else:
-            self._start_guest(program, request)
+            self._start_guest(program, request, kept=program.kept, alone=alone)
 
     def kill_program(self, program: Program, outcome: str, reason: str) -> None:
         """Ends a program's whole tree; if init does not manage, the sandbox ends."""
@@ -298,11 +301,12 @@ class Sandbox:
     def _start_message(self, program: Program) -> dict[str, Any]:
         return {"start": program.id, "single": self.lease is not None and self.lease.single}
 
-    def _start_guest(self, program: Program, request: bytes) -> None:
+    def _start_guest(self, program: Program, request: bytes, **how: bool) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         reading, writing = os.pipe2(os.O_CLOEXEC)
+        start = {**self._start_message(program), "argv": None, **how}
         try:
-            packets.send(self.control, {**self._start_message(program), "argv": None}, [theirs.fileno(), writing])
+            packets.send(self.control, start, [theirs.fileno(), writing])
         except OSError:
             ours.close()
             os.close(reading)
@@ -407,7 +411,7 @@ class Sandbox:
             self._finish(message["failed"], {"outcome": "exit", "code": 126, "reason": message["why"]})
         elif "ended" in message:
             self._started(message["ended"])
-            if not any(p.ending is None and p.id != message["ended"] for p in self.programs.values()):
+            if not any(p.ending is None and not p.kept and p.id != message["ended"] for p in self.programs.values()):
                 self._forget_worker()
             self.account.meter.told(message["cpu"], message["rss"])
             self._finish(message["ended"], self._ending(message["ended"], message["status"]))
@@ -467,13 +471,10 @@ class Sandbox:
 
     def _conclude(self, program: Program) -> None:
         if program.ending is None:
-            self._finish(program.id, self._end_of_init(program))
+            known = program.forced or self.forced
+            self._finish(program.id, forced(*known) if known else self.account.unexplained(self.broken))
         elif "usage" not in program.ending:
             self._tell(program, program.ending)
-
-    def _end_of_init(self, program: Program) -> dict[str, Any]:
-        known = program.forced or self.forced
-        return forced(*known) if known is not None else self.account.unexplained(self.broken)
 
     def usage(self) -> dict[str, Any]:
         """Of the whole sandbox so far: the fields of :class:`skillyard.domain.work.record.Usage`."""

@@ -203,6 +203,10 @@ class Service:
             raise
         self._answer(number)
 
+    def _do_keep(self, number: Number, header: Header, body: bytes) -> None:
+        """Starts a program that is spared when others are ended."""
+        self._do_start(number, {**header, "kept": True}, body)
+
     def _start(self, header: Header, body: bytes) -> None:
         sandbox = self._sandbox(header)
         if (known := sandbox.programs.get(header["id"])) is not None:

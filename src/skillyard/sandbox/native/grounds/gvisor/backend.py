@@ -14,6 +14,7 @@ from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.grounds.gvisor import runsc
 from skillyard.sandbox.native.grounds.gvisor.runsc import MEND
 from skillyard.sandbox.native.probe import (
+    KEEPS,
     Prober,
     by_kernel,
     counted,
@@ -47,6 +48,7 @@ print(json.dumps({
 """
 _BOUND_MS = 20_000
 _ABILITIES = {
+    "keeping": Protection(Level.SUPERVISED, by=KEEPS),
     "egress": Protection(
         Level.MISSING,
         why="gVisor's network stack is its own, and the host's gate cannot listen in it",

@@ -63,6 +63,9 @@ _MEND = "use the isolation 'native' where this host allows namespaces"
 _NO_EGRESS = Protection(
     Level.MISSING, why="without a network namespace a sandbox has no network that a gate could hold", mend=_MEND
 )
+_NO_KEEPING = Protection(
+    Level.MISSING, why="no process sees another, so that it cannot be told which program's they are", mend=_MEND
+)
 _LISTEN = """
 import socket
 server = socket.create_server(("127.0.0.1", 0))
@@ -84,7 +87,7 @@ async def probe(backend: Prober) -> Probe:
     reached = [name for name, got in seen["tried"].items() if got]
     if reached:
         return _nothing(f"a test sandbox got through: {', '.join(reached)}", facts)
-    abilities = {"egress": _NO_EGRESS, "forwarding": await _forwarding(backend)}
+    abilities = {"egress": _NO_EGRESS, "keeping": _NO_KEEPING, "forwarding": await _forwarding(backend)}
     return Probe("landlock", True, {**_walls(seen, facts), **_limits(facts)}, _texts(facts), abilities)
 
 
@@ -175,7 +178,7 @@ def _texts(facts: dict[str, Any]) -> dict[str, str]:
 def _nothing(why: str, facts: dict[str, Any]) -> Probe:
     missing = Protection(Level.MISSING, why=why, mend=support.mend(why))
     texts = {**_texts(facts), "why": why}
-    abilities = {"egress": _NO_EGRESS, "forwarding": missing}
+    abilities = {"egress": _NO_EGRESS, "keeping": _NO_KEEPING, "forwarding": missing}
     return Probe("landlock", False, dict.fromkeys((*WALLS, *LIMITS), missing), texts, abilities)
 
 

@@ -24,6 +24,8 @@ DONE_STATUS = 0
 class Init(init.Init):
     """The native init, which confines each program as it is forked."""
 
+    cannot_keep = "no process here sees another, so that it cannot be told which to spare"
+
     def __init__(
         self, spec: walls.Build, reach: walls.Reach, closing: bytes, control: int, channel: int, output: int
     ) -> None:
