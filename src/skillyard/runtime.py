@@ -12,9 +12,9 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from skillyard.client.bundles import LATEST, TYPES, ExportedSkill, PublishedSkill, packed
-from skillyard.client.calling import blocking
 from skillyard.client.client import DEFAULT_KIND, FetchedBlob, StoredBlob
-from skillyard.client.methods import ProtocolMethods, SyncProtocolMethods
+from skillyard.client.methods.calling import blocking
+from skillyard.client.methods.protocol import ProtocolMethods, SyncProtocolMethods
 from skillyard.client.sources import Upload, save
 from skillyard.config.profiles import bound
 from skillyard.config.sections import Sections
@@ -26,7 +26,7 @@ from skillyard.engine.app import App
 from skillyard.engine.observer import Observer, ignore
 from skillyard.engine.skills.publishing import EXPORT_TOOL, UPLOAD_TOOL
 from skillyard.engine.table import invoke
-from skillyard.ports.bundles import ArchiveForm
+from skillyard.ports.skills import ArchiveForm
 from skillyard.watches import new_event_loop
 from skillyard.wiring import at_rest, open_ports
 

@@ -24,7 +24,7 @@ from skillyard.faces.http.service import StopRequest, run_service
 from skillyard.faces.observability.metrics import Metrics
 from skillyard.faces.rpc.dispatcher import Dispatcher
 from skillyard.ports.blobs import BlobInfo
-from skillyard.ports.bundles import ArchiveForm, Exported
+from skillyard.ports.skills import ArchiveForm, Exported
 
 T = TypeVar("T")
 Handler = Callable[[Principal, dict[str, Any]], Awaitable[dict[str, Any]]]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from skillyard.client import errors
     from skillyard.client.bundles import ExportedSkill, PublishedSkill
     from skillyard.client.client import Client, FetchedBlob, StoredBlob
-    from skillyard.client.methods import ProtocolMethods, SyncProtocolMethods
+    from skillyard.client.methods.protocol import ProtocolMethods, SyncProtocolMethods
     from skillyard.client.run import Run
     from skillyard.client.sync import SyncClient
 
@@ -39,7 +39,7 @@ _HOMES = {
     "StoredBlob": "client",
     "ExportedSkill": "bundles",
     "PublishedSkill": "bundles",
-    "ProtocolMethods": "methods",
+    "ProtocolMethods": "methods.protocol",
     "SyncProtocolMethods": "methods",
     "Run": "run",
     "SyncClient": "sync",

@@ -13,7 +13,7 @@ from skillyard.client import wire
 from skillyard.client.bundles import LATEST, ExportedSkill, PublishedSkill, download_bundle, upload_bundle
 from skillyard.client.discovery import ServerUrl, find_server
 from skillyard.client.errors import BadArgument, BadReply, ConnectionFailed
-from skillyard.client.methods import ProtocolMethods
+from skillyard.client.methods.protocol import ProtocolMethods
 from skillyard.client.sources import Upload, save
 from skillyard.client.transport import Request, Response, Transport, read_all
 

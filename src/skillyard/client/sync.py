@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 import h11
 
-from skillyard.client.calling import blocking
 from skillyard.client.client import Client
 from skillyard.client.discovery import START_ONE, Server, ServerUrl
 from skillyard.client.errors import BadReply, ConnectionLost, ResponseTimeout, Unreachable
-from skillyard.client.methods import SyncProtocolMethods
+from skillyard.client.methods.calling import blocking
+from skillyard.client.methods.protocol import SyncProtocolMethods
 from skillyard.client.transport import CONNECT_TIMEOUT_S, Request, Response, Transport
 
 T = TypeVar("T")

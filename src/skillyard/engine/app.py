@@ -17,7 +17,7 @@ from skillyard.engine.blobs.service import BlobService
 from skillyard.engine.commands.artifacts import ArtifactService
 from skillyard.engine.commands.service import CommandService
 from skillyard.engine.commands.tasks import TaskService
-from skillyard.engine.driver import ActiveRuns, Tools
+from skillyard.engine.driver import Tools
 from skillyard.engine.jobs.driving import Around, Jobs
 from skillyard.engine.jobs.service import JobService
 from skillyard.engine.lending import Lender
@@ -33,13 +33,12 @@ from skillyard.engine.packages.service import PackageService
 from skillyard.engine.packages.steps import Steps
 from skillyard.engine.parts import Parts
 from skillyard.engine.reaper import Ages, Kept, Reaper, environments_in_use, repeat
+from skillyard.engine.runs.active import ActiveRuns, Drain, Waiting
 from skillyard.engine.runs.detached import RENEW_S, DetachedRuns
-from skillyard.engine.runs.drain import Drain
 from skillyard.engine.runs.grant import Granter
 from skillyard.engine.runs.history import RunHistory
 from skillyard.engine.runs.plan import Planner
 from skillyard.engine.runs.service import RunService
-from skillyard.engine.runs.waiting import Waiting
 from skillyard.engine.secrets.service import RunSecrets, SecretBook
 from skillyard.engine.services.names import Endpoints
 from skillyard.engine.services.service import ServiceRuns
@@ -56,7 +55,6 @@ from skillyard.engine.skills.tools import SkillTools
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.approvals import ApprovalStore
 from skillyard.ports.blobs import BlobStore
-from skillyard.ports.bundles import BundleStore
 from skillyard.ports.clock import Clock, Ids
 from skillyard.ports.environments import EnvironmentStore
 from skillyard.ports.gate import Gate
@@ -66,7 +64,7 @@ from skillyard.ports.records import JobStore, RecordStore
 from skillyard.ports.sandbox import Backend
 from skillyard.ports.secrets import SecretAudit, SecretReader, SecretStore
 from skillyard.ports.sessions import SessionStore
-from skillyard.ports.skills import SkillStore
+from skillyard.ports.skills import BundleStore, SkillStore
 
 KEEP_NETWORKS_S = 5.0
 """How often the connections of runs at work are written down."""

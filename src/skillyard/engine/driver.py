@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from skillyard.config.network import NetworkSettings
@@ -23,97 +23,21 @@ from skillyard.engine.commands.output import Marked
 from skillyard.engine.commands.tails import Live, Silence
 from skillyard.engine.lending import Loan
 from skillyard.engine.network.refusals import used, with_network, without_network
-from skillyard.engine.network.run_network import RunNetwork
 from skillyard.engine.observer import Fault, Observer, RunEnded, RunStarted
 from skillyard.engine.packages.ahead import Ahead
+from skillyard.engine.runs.active import ActiveRun, ActiveRuns
 from skillyard.engine.runs.collect import BlobSink, BlobTarget, Broken, Channel, Left
 from skillyard.engine.runs.failure import Failure, LeftBehind, cancelled, ended_by, lacking, raised, with_stack
 from skillyard.engine.runs.grant import Job
 from skillyard.engine.runs.log import NO_LOG, Log, LogInParts, keep_log
-from skillyard.engine.runs.record import FinalRecord, Findings, Ledger, NeverStarted
+from skillyard.engine.runs.record import FinalRecord, Findings, NeverStarted
 from skillyard.engine.runs.task_record import KeptSandbox
-from skillyard.engine.secrets.redact import NOTHING, Redactor
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.clock import Clock, Ids
 from skillyard.ports.jailed import SchemaChecker
 from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Process, Sandbox
-
-
-@dataclass(slots=True, eq=False)
-class ActiveRun:
-    """One run at work in this server.
-
-    ``ledger`` is there when it outlives its server. ``cancel_reason`` is set once somebody asked it to end.
-    ``redactor`` makes a fresh one for each reading of its log. ``interrupt`` ends its waiting, before it has a sandbox.
-    ``live`` hears the output of a command.
-    """
-
-    run_id: str
-    principal: str
-    ledger: Ledger | None = None
-    redactor: Callable[[], Redactor] = NOTHING.stream
-    live: Live | None = None
-    network: RunNetwork | None = None
-    process: Process | None = None
-    sandbox: Sandbox | None = None
-    cancel_reason: str | None = None
-    interrupt: Callable[[], object] | None = None
-    _waiters: list[asyncio.Future[None]] = field(default_factory=list)
-    _starters: list[asyncio.Future[None]] = field(default_factory=list)
-
-    def begin(self, process: Process, sandbox: Sandbox) -> None:
-        """Its program was started."""
-        self.process, self.sandbox = process, sandbox
-        _wake(self._starters)
-
-    def starting(self) -> asyncio.Future[None]:
-        """Done when its program is started, or its last record is written."""
-        return _waiter(self._starters)
-
-    async def cancel(self, reason: str) -> None:
-        """End the process tree; what is not started yet will not be."""
-        if self.cancel_reason is None:
-            self.cancel_reason = reason
-            if self.ledger is not None:
-                await self.ledger.cancel(reason)
-        if self.process is not None:
-            await self.process.kill(reason)
-        elif self.interrupt is not None:
-            self.interrupt()
-
-    def ending(self) -> asyncio.Future[None]:
-        """Done when the last record is written, or the run is left to another server."""
-        return _waiter(self._waiters)
-
-    def wake(self) -> None:
-        """Tell everybody who waits for the end."""
-        _wake(self._waiters)
-        _wake(self._starters)
-
-
-def _waiter(waiters: list[asyncio.Future[None]]) -> asyncio.Future[None]:
-    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    waiters.append(waiter)
-    return waiter
-
-
-def _wake(waiters: list[asyncio.Future[None]]) -> None:
-    for waiter in waiters:
-        if not waiter.done():
-            waiter.set_result(None)
-    waiters.clear()
-
-
-class ActiveRuns(dict[str, ActiveRun]):
-    """The runs at work by their ids."""
-
-    def forget(self, active: ActiveRun) -> None:
-        """The run's last record is written, or another server will write it."""
-        self.pop(active.run_id, None)
-        active.wake()
-
 
 CALLER_GONE = "its caller went away"
 PATIENCE_S = 60.0

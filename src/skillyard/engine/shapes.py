@@ -1,6 +1,6 @@
 """Schemas of the values in results of methods.
 
-A shape has a title, under which the OpenRPC document (``engine/openrpc.py``) tells it once. Shapes are open: more
+A shape has a title, under which the OpenRPC document (``engine/table.py``) tells it once. Shapes are open: more
 members may come, and those that are listed stay.
 """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol, runtime_checkable
 
+from skillyard.domain.network.session import Egress
 from skillyard.domain.sandbox.guarantees import Nature, Probe
 from skillyard.domain.sandbox.spec import (
     DEFAULT_STREAMS,
@@ -243,4 +244,17 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Let go: RUN sandboxes end, TASK sandboxes stay where the backend can keep them."""
+        ...
+
+
+@runtime_checkable
+class Networked(Protocol):
+    """A sandbox whose network can be given and changed while programs run in it."""
+
+    async def plug(self, egress: Egress) -> None:
+        """Listens on the ports of ``egress`` and hands them to the gate.
+
+        It is called after a policy was widened, after an attach, and when the gate was restarted. Ports that are
+        listened on already stay. Raises SandboxGone, GateFault.
+        """
         ...

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 
 from skillyard.domain.errors import BundleRefused, QuotaExceeded
 from skillyard.domain.skill.skill import Skill, SkillFormat, SkillSource
-from skillyard.ports.bundles import ArchiveForm, BundleStore
+from skillyard.ports.skills import ArchiveForm, BundleStore
 from skillyard.testing.store_check import Checks, expect, refused
 
 Maker = Callable[[int], AbstractAsyncContextManager[BundleStore]]

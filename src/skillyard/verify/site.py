@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from skillyard.client.methods import ProtocolMethods
+from skillyard.client.methods.protocol import ProtocolMethods
 from skillyard.client.run import Run
 from skillyard.domain.errors import SkillyardError
 from skillyard.testing.attacks.attack import Need, Place, Ran, weaker

@@ -21,12 +21,10 @@ from skillyard.engine.commands.ending import NO_CODE
 from skillyard.engine.commands.output import BOTH, Unmarker
 from skillyard.engine.commands.service import CANCELED, SUCCEEDED, CommandService, artifact, status_of
 from skillyard.engine.commands.tails import Tail, tails_at_end
-from skillyard.engine.driver import ActiveRuns
-from skillyard.engine.runs.drain import Drain
+from skillyard.engine.runs.active import ActiveRuns, Drain, Waiting
 from skillyard.engine.runs.history import RunHistory
 from skillyard.engine.runs.log_pages import LogPage
 from skillyard.engine.runs.service import RunService
-from skillyard.engine.runs.waiting import Waiting
 from skillyard.engine.services.names import Endpoints
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.clock import Clock

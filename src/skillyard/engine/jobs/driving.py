@@ -24,11 +24,10 @@ from skillyard.domain.work.job import (
 from skillyard.domain.work.record import Outcome, RunRecord, RunStatus
 from skillyard.engine.commands.ending import NO_CODE
 from skillyard.engine.commands.service import CANCELED, FAILED, SUCCEEDED, CommandService, artifact, status_of
-from skillyard.engine.driver import ActiveRuns
 from skillyard.engine.jobs.steps import JobRequest, resolved
 from skillyard.engine.observer import Fault, Observer
+from skillyard.engine.runs.active import ActiveRuns, Waiting
 from skillyard.engine.runs.service import RunService
-from skillyard.engine.runs.waiting import Waiting
 from skillyard.engine.sessions.service import SessionService
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.clock import Clock

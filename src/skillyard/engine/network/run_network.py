@@ -17,8 +17,7 @@ from skillyard.engine.network.grant import layers_of
 from skillyard.engine.secrets.redact import Redaction
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.gate import Gate, GateSession
-from skillyard.ports.networked import Networked
-from skillyard.ports.sandbox import Sandbox
+from skillyard.ports.sandbox import Networked, Sandbox
 
 T = TypeVar("T")
 

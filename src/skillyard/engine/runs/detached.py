@@ -24,11 +24,12 @@ from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Outcome, RunRecord, RunStatus
 from skillyard.domain.work.session import SessionKey
 from skillyard.engine.backends import Backends
-from skillyard.engine.driver import ActiveRun, Driver, Tools
+from skillyard.engine.driver import Driver, Tools
 from skillyard.engine.lending import Order
 from skillyard.engine.network.run_network import RunNetwork
 from skillyard.engine.observer import Fault, LeaseLost, RunEnded, RunQueued, RunResumed
 from skillyard.engine.packages.environments import Environments
+from skillyard.engine.runs.active import ActiveRun
 from skillyard.engine.runs.failure import Failure, LeftBehind, Refused, cancelled
 from skillyard.engine.runs.grant import Grant, Granter, Job, job_of, offline, outputs_of
 from skillyard.engine.runs.plan import Plan, Planner

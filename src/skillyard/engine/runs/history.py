@@ -12,12 +12,11 @@ from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.sandbox.spec import Owner
 from skillyard.domain.work.event import Event, told_by
 from skillyard.domain.work.record import RunRecord
-from skillyard.engine.driver import ActiveRun, ActiveRuns
 from skillyard.engine.network.run_network import RunNetwork
 from skillyard.engine.observer import Fault, NetworkChanged, Observer
+from skillyard.engine.runs.active import ActiveRun, ActiveRuns, Waiting
 from skillyard.engine.runs.log_pages import FIRST_S, FOLLOW_S, IDLE_S, PAGE_S, LogPage, LogPages
 from skillyard.engine.runs.service import RunService
-from skillyard.engine.runs.waiting import Waiting
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.clock import Clock
 from skillyard.ports.records import RecordStore

@@ -10,7 +10,7 @@ from skillyard.domain.errors import OutputDropped
 from skillyard.domain.sandbox.spec import Stream
 from skillyard.domain.work.record import RunKind, RunRecord
 from skillyard.engine.commands.output import MARK_EVERY, STDOUT, Unmarker, stream_at
-from skillyard.engine.driver import ActiveRun
+from skillyard.engine.runs.active import ActiveRun
 from skillyard.engine.secrets.redact import Redactor
 from skillyard.engine.text import cut_head
 from skillyard.ports.blobs import BlobStore

@@ -38,11 +38,11 @@ from skillyard.engine.method import (
     obj,
     whose,
 )
+from skillyard.engine.runs.active import MOST_WAIT_MS
 from skillyard.engine.runs.history import RunHistory, line, view
 from skillyard.engine.runs.record import in_detail, run_object
 from skillyard.engine.runs.request import from_params
 from skillyard.engine.runs.service import RunService
-from skillyard.engine.runs.waiting import MOST_WAIT_MS
 from skillyard.engine.schema import Schema
 from skillyard.engine.shapes import (
     BRIEF_OR_NOT,

@@ -13,10 +13,11 @@ from skillyard.domain.errors import IdempotencyConflict, SkillyardError, StoreFa
 from skillyard.domain.principal import Principal
 from skillyard.domain.sandbox.spec import Owner
 from skillyard.domain.work.record import Outcome, RunRecord
-from skillyard.engine.driver import ActiveRun, Driver, Tools
+from skillyard.engine.driver import Driver, Tools
 from skillyard.engine.lending import Order
 from skillyard.engine.observer import RunEnded, RunQueued, RunRefused
 from skillyard.engine.packages.environments import Environments
+from skillyard.engine.runs.active import ActiveRun
 from skillyard.engine.runs.detached import DetachedRuns
 from skillyard.engine.runs.failure import Failure, LeftBehind, Refused
 from skillyard.engine.runs.grant import Grant, Granter, job_of

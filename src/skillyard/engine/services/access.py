@@ -9,7 +9,7 @@ from skillyard.config.services import ServiceSettings
 from skillyard.domain.errors import Busy, InvalidInput, SandboxGone, shown
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.work.record import RunRecord
-from skillyard.engine.driver import ActiveRuns
+from skillyard.engine.runs.active import ActiveRuns
 from skillyard.engine.shares import Budget
 from skillyard.ports.sandbox import ByteStream, Forwarding
 

@@ -13,7 +13,7 @@ from skillyard.domain.principal import Principal
 from skillyard.domain.work.service import from_params
 from skillyard.engine.commands.service import CommandService, status_of
 from skillyard.engine.commands.tasks import SERVICE, TaskService
-from skillyard.engine.driver import ActiveRuns
+from skillyard.engine.runs.active import ActiveRuns
 from skillyard.engine.runs.service import RunService
 from skillyard.engine.services.access import PortAccess
 from skillyard.engine.services.names import TICKET, Endpoints

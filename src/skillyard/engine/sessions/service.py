@@ -8,9 +8,9 @@ from typing import Any
 from skillyard.domain.errors import InvalidInput, SessionNotFound, SkillyardError, shown
 from skillyard.domain.principal import AgentScope, Principal, Scope
 from skillyard.domain.work.session import USUAL_ALIAS, SessionKey, SessionRecord, SessionState, check_alias
-from skillyard.engine.driver import ActiveRuns
 from skillyard.engine.lending import Lender, Loan, Order, Queued
 from skillyard.engine.observer import Fault, Observer
+from skillyard.engine.runs.active import ActiveRuns
 from skillyard.engine.runs.grant import Grant
 from skillyard.engine.runs.plan import Plan
 from skillyard.engine.secrets.redact import NOTHING, Redaction

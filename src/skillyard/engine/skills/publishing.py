@@ -31,9 +31,9 @@ from skillyard.engine.observer import CatalogueChanged, Observer
 from skillyard.engine.shares import Budget
 from skillyard.engine.skills.service import SkillService
 from skillyard.engine.tasks import Tasks
-from skillyard.ports.bundles import ArchiveForm, Arrived, BundleStore, Exported
 from skillyard.ports.clock import Clock
 from skillyard.ports.publications import PublicationStore
+from skillyard.ports.skills import ArchiveForm, Arrived, BundleStore, Exported
 
 
 def publication_view(told: Publication) -> dict[str, Any]:

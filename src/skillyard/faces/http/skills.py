@@ -19,7 +19,7 @@ from skillyard.faces.http.guard import principal_of
 from skillyard.faces.http.replies import end, reply, start
 from skillyard.faces.http.request import HttpCaller
 from skillyard.faces.rpc.wire import dumps
-from skillyard.ports.bundles import ArchiveForm, Exported
+from skillyard.ports.skills import ArchiveForm, Exported
 
 TYPES = frozenset(
     {

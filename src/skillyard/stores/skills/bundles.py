@@ -13,7 +13,7 @@ from typing import BinaryIO, TypeVar, cast
 
 from skillyard.domain.errors import BundleRefused, QuotaExceeded, StoreFault
 from skillyard.domain.skill.skill import Finding, Skill, SkillSource
-from skillyard.ports.bundles import ArchiveForm, Exported
+from skillyard.ports.skills import ArchiveForm, Exported
 from skillyard.stores.disk import remove_tree
 from skillyard.stores.skills.archives import ArchiveLimits, packed_files, read_archive, tar_gz, write_zip
 from skillyard.stores.skills.snapshots import Snapshots
@@ -35,7 +35,7 @@ AT_ONCE = 2
 
 @dataclass(frozen=True, slots=True)
 class ArrivedBundle:
-    """A :class:`skillyard.ports.bundles.Arrived`."""
+    """A :class:`skillyard.ports.skills.Arrived`."""
 
     skill: Skill
     tree: Tree
@@ -49,7 +49,7 @@ class ArrivedBundle:
 
 
 class LocalBundles:
-    """A :class:`skillyard.ports.bundles.BundleStore` over a directory of snapshots.
+    """A :class:`skillyard.ports.skills.BundleStore` over a directory of snapshots.
 
     ``spool`` is a directory of this object's own, for archives on their way: their files have no name in it where the
     file system allows that, and what a crash leaves goes at the next :meth:`prepare`.

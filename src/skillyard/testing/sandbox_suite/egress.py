@@ -13,8 +13,7 @@ from skillyard.domain.network.session import DNS_PORT, PROXY_PORT, TRUST_FILE, E
 from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.sandbox.spec import Mount, Owner
-from skillyard.ports.networked import Networked
-from skillyard.ports.sandbox import Sandbox
+from skillyard.ports.sandbox import Networked, Sandbox
 from skillyard.testing.sandbox_suite.check import SURVIVAL, Failed, Section, expect
 from skillyard.testing.sandbox_suite.ground import Ground, fresh, look, python, start, until
 from skillyard.testing.twin_gate import KNOWN_ADDRESS, KNOWN_NAME, TwinGate, TwinSession

@@ -10,7 +10,7 @@ from typing import Any
 from skillyard.domain.principal import LOCAL, Principal, Scope
 from skillyard.domain.skill.publication import PublicationLimits
 from skillyard.engine.skills.publishing import Published
-from skillyard.ports.bundles import ArchiveForm
+from skillyard.ports.skills import ArchiveForm
 from skillyard.stores.skills.bundles import LocalBundles
 from skillyard.stores.skills.catalogue import Catalogue
 from skillyard.stores.skills.snapshots import Snapshots

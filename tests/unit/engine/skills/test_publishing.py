@@ -20,7 +20,7 @@ from skillyard.domain.errors import (
 from skillyard.domain.principal import Scope
 from skillyard.domain.skill.name import GUIDE
 from skillyard.engine.observer import CatalogueChanged
-from skillyard.ports.bundles import ArchiveForm
+from skillyard.ports.skills import ArchiveForm
 from tests.bundles import a_skill, note_files, skill_files, tar, unpacked, zipped
 from tests.unit.engine.conftest import Rig
 from tests.unit.engine.skills.publisher import ANN, BOB, EVE, ROOT, Publisher, publisher

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.ports.bundles import BundleStore
+from skillyard.ports.skills import BundleStore
 from skillyard.stores.skills.archives import read_archive
 from skillyard.stores.skills.bundles import LocalBundles, own_name
 from skillyard.stores.skills.snapshots import Snapshots

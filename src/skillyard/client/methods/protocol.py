@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from skillyard.client.calling import Json, blocking, given, listed
-from skillyard.client.command_methods import CommandMethods, SyncCommandMethods
-from skillyard.client.operator_methods import (
+from skillyard.client.methods.calling import Json, blocking, given, listed
+from skillyard.client.methods.commands import CommandMethods, SyncCommandMethods
+from skillyard.client.methods.operators import (
     CatalogueMethods,
     EnvironmentMethods,
     SkillTools,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Sequence
 
-from skillyard.client.calling import Calls, Json, Waits, blocking, given, listed
+from skillyard.client.methods.calling import Calls, Json, Waits, blocking, given, listed
 
 
 class CatalogueMethods(Calls):

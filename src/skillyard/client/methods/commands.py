@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from skillyard.client.calling import Calls, Json, Waits, blocking, given, listed
+from skillyard.client.methods.calling import Calls, Json, Waits, blocking, given, listed
 
 Language = Literal["bash", "python", "javascript", "typescript"]
 

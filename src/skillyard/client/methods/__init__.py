@@ -1,0 +1,1 @@
+"""The methods of the server as Python methods, over one abstract ``call``."""
