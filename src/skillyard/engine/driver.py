@@ -248,12 +248,13 @@ class Driver:
         if self._ledger is not None:
             self._record = await self._ledger.running(self._standing(sandbox))
         process = await sandbox.start(
-            Guest(guest),
+            Guest(guest, kept=self._loan.keeps),
             id=self._run_id,
             timeout_ms=job.limits.timeout_ms,
             streams=StreamLimits(tools.log_bytes, tools.blob_bytes + _BESIDE_BLOBS),
         )
         self._active.begin(process, sandbox)
+        await self._loan.hand_back()
         tools.emit(
             RunStarted(
                 run_id=self._run_id,

@@ -62,6 +62,8 @@ class Loan:
         self.sandbox: Sandbox | None = None
         self.session: str | None = None
         """The id of the session whose sandbox it is."""
+        self.keeps = False
+        """Whether its program goes on while others use the sandbox."""
         self.enforced: dict[str, str] = {}
         self.guarantees: dict[str, Any] = {}
         self._order = order
@@ -131,6 +133,9 @@ class Loan:
 
     async def _create(self, key: str) -> Sandbox:
         return await self._order.offer.backend.create(self._spec, key)
+
+    async def hand_back(self) -> None:
+        """Learns that the program was started. Where it is kept, others may use the sandbox from now on."""
 
     async def attach(self) -> Sandbox:
         """Returns the sandbox that the order names, with its network. Raises SandboxGone when it ended, SandboxFault.

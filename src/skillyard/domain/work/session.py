@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from skillyard.domain.errors import InvalidInput, QuotaExceeded, shape
@@ -84,6 +85,8 @@ class SessionRecord:
     """Why runs in it get the least rights: skills that are not approved left files in it."""
     disk_mb: int = 0
     """The disk limit of its sandbox: its files may hold that much memory while it is idle."""
+    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The runs whose programs go on between calls, each with its skills."""
     call: str | None = None
     """The run that has it now."""
     runs: int = 0

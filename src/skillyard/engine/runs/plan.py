@@ -98,8 +98,11 @@ class Planner:
         if principal.profile is not None:
             principal, family, isolation = self._profiled(principal, request, family)
         offer = await self._backends.choose(isolation)
-        if request.command is not None and request.command.service is not None and request.command.service.ports:
-            offer.probe.demand("forwarding")
+        if request.command is not None and request.command.service is not None:
+            if request.command.service.ports:
+                offer.probe.demand("forwarding")
+            if request.session is not None:
+                offer.probe.demand("keeping")
         run_id = self._ids.run() if before is None else before.run_id
         now, taken_at = self._clock.now(), self._clock.monotonic()
         named = request.skill is not None or request.mount_skills

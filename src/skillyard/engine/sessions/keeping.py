@@ -43,7 +43,8 @@ Cancel = Callable[[str, str], Awaitable[None]]
 class Use:
     """One run's use of a session. ``least`` tells why the run gets the least rights; ``rights`` whether it has more.
 
-    ``wait_ms`` is None for a run that was promised already, and waits for any time.
+    ``wait_ms`` is None for a run that was promised already, and waits for any time. ``keeps`` says that its program
+    goes on while others use the session.
     """
 
     key: SessionKey
@@ -53,6 +54,7 @@ class Use:
     skills: tuple[str, ...] = ()
     least: str = ""
     rights: bool = False
+    keeps: bool = False
 
 
 class Keeping:
@@ -96,9 +98,11 @@ class Keeping:
             if session.call is not None:
                 await self._settle_left(session)
                 continue
-            self._refuse_mixing(session, use)
+            kept = await self.still_kept(session)
+            self._refuse_mixing(replace(session, kept=kept), use)
             taken = replace(
                 session,
+                kept=kept | {use.run_id: use.skills} if use.keeps else kept,
                 call=use.run_id,
                 lease=self.lease(),
                 untrusted=session.untrusted or use.least,
@@ -140,6 +144,31 @@ class Keeping:
             await self._changed(made, lambda held: replace(held, disk_mb=session.disk_mb))
             raise too_large(most_mb)
         return made
+
+    async def kept(self, use: Use) -> SessionRecord | None:
+        """Returns the session in which a run's program goes on while others use it, if any."""
+        session = await self.store.find(use.key)
+        return session if session is not None and use.run_id in session.kept else None
+
+    async def forget(self, session: SessionRecord, run_id: str) -> None:
+        """Notes that a kept program has ended."""
+        now = self._clock.boottime()
+
+        def forgotten(held: SessionRecord) -> SessionRecord:
+            kept = {id: skills for id, skills in held.kept.items() if id != run_id}
+            return replace(held, kept=kept, used_at=now)
+
+        with suppress(SandboxGone):
+            await self._changed(session, forgotten)
+
+    async def still_kept(self, session: SessionRecord) -> dict[str, tuple[str, ...]]:
+        """Returns the kept programs without those whose runs are over."""
+        found = {}
+        for run_id, skills in session.kept.items():
+            record = await self._records.get(run_id)
+            if record is not None and record.status.live:
+                found[run_id] = skills
+        return found
 
     async def release(self, session: SessionRecord) -> None:
         """Notes that its run is over and its sandbox cleared. A session that drains ends with it."""
@@ -187,8 +216,9 @@ class Keeping:
         """Returns a session that somebody ended. Its run is cancelled first. Raises SandboxFault, to be tried again."""
         with suppress(SandboxGone):
             session = await self.drain(session, by, reason)
-            if session.call is not None:
-                await cancel(session.call, f"the session '{session.key.alias}' is ended: {reason}")
+            for run_id in dict.fromkeys((session.call, *session.kept)):
+                if run_id is not None:
+                    await cancel(run_id, f"the session '{session.key.alias}' is ended: {reason}")
         await self.turns.enter(session.key, None)
         try:
             done = await self.end(session, by, reason)
@@ -274,7 +304,7 @@ class Keeping:
             return session.ended_by, session.reason
         if now >= session.hard_until:
             return HARD, f"its {session.hard_s:g} seconds are over (sessions.hard_ttl_s)"
-        if session.call is None and now >= session.idle_until:
+        if session.call is None and not session.kept and now >= session.idle_until:
             return IDLE, f"nobody used it for {session.idle_s:g} seconds (sessions.idle_ttl_s)"
         return None
 
@@ -302,6 +332,13 @@ class Keeping:
 
     def _refuse_mixing(self, session: SessionRecord, use: Use) -> None:
         """Raises Forbidden where files of one skill may steer the programs of another."""
+        others = sorted({name for skills in session.kept.values() for name in skills} - {*use.skills})
+        if use.rights and (use.keeps or others):
+            rule = "session_id: a service gets no secrets and no network in a session"
+            if others:
+                rule = f"session_id: a service of {', '.join(others)} works in the session '{use.key.alias}'"
+                rule += ", and this run would get secrets or a network beside it"
+            raise Forbidden(f"{rule}; use another session")
         if session.untrusted and use.rights:
             rule = f"session_id: files of skills without approval are in the session '{use.key.alias}', and this run"
             remedy = f"would get secrets or a network: {session.untrusted}, or use another session"

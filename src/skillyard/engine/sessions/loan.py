@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from skillyard.domain.errors import SandboxCutOff, SandboxGone, SkillyardError
+from skillyard.domain.errors import InvalidInput, SandboxCutOff, SandboxGone, SkillyardError
 from skillyard.domain.work.record import Ending, Usage
 from skillyard.domain.work.session import SessionRecord
 from skillyard.engine.lending import PATIENCE_S, Loan, Order, Queued
@@ -46,9 +46,17 @@ class SessionLoan(Loan):
         """Whether the sandbox was made for an earlier run."""
         self._began: float | None = None
         self._standing: asyncio.Task[Sandbox] | None = None
+        self.keeps = use.keeps
+        self._handed_back = False
+        """Whether the program goes on without the session's turn."""
 
     async def __aenter__(self) -> Loan:
         """Raises also what :meth:`Keeping.begin` raises."""
+        if self._order.handle is not None and (held := await self._keeping.kept(self._use)) is not None:
+            self.keeps = True
+            if held.call != self._use.run_id:
+                self._held, self.session, self._handed_back = held, held.session_id, True
+                return await super().__aenter__()
         await self._keeping.turns.enter(self._use.key, self._use.wait_ms)
         try:
             self._held = await self._tasks.shielded(self._begin(), f"session of {self._use.run_id}")
@@ -73,7 +81,8 @@ class SessionLoan(Loan):
         try:
             await super().__aexit__(*left)
         finally:
-            self._keeping.turns.leave(self._use.key)
+            if not self._handed_back:
+                self._keeping.turns.leave(self._use.key)
 
     async def open(self, guest: Mapping[str, Any]) -> tuple[Sandbox, Mapping[str, Any]]:
         """As for a sandbox of the run's own. Where the one that is there does not fit, its files move to a new one.
@@ -101,9 +110,15 @@ class SessionLoan(Loan):
         old = None if session.sandbox is None else await self._attach(session)
         # The keeper keeps what each program wrote as long as the sandbox.
         worn = session.runs % RENEWED_AFTER == RENEWED_AFTER - 1
-        if old is not None and session.fit == fit and not worn:
+        others = session.kept.keys() - {self._use.run_id}
+        if old is not None and session.fit == fit and (others or not worn):
             self._before, self._reused = self._keeping.cleared.get(session.session_id), True
             return old
+        if old is not None and others:
+            rule = (
+                f"has a service at work ({', '.join(sorted(others))}), which stays in its sandbox, and this call needs"
+            )
+            raise InvalidInput("session_id", f"{rule} another one: other skills, limits or isolation; end it first")
         session = await self._keeping.makes(session, self._spec.limits.disk_mb)
         self._held = session
         made = await self._create(session.backend_key)
@@ -132,15 +147,30 @@ class SessionLoan(Loan):
         offer = await self._keeping.offer(session.isolation)
         return await offer.backend.attach(session.sandbox)
 
+    async def hand_back(self) -> None:
+        """Lets others use the session while the program that it keeps goes on. The sandbox is cleared of all else.
+
+        Raises nothing. Where it could not be cleared the session has ended, and the program with it.
+        """
+        if self.keeps and not self._handed_back:
+            await self._tasks.shielded(self._hand_back(), f"session of {self._use.run_id}")
+
+    async def _hand_back(self) -> None:
+        await self._released(self._session)
+        self._handed_back = True
+        self._keeping.turns.leave(self._use.key)
+
     async def attach(self) -> Sandbox:
         sandbox = await super().attach()
+        if self.keeps:
+            await self.hand_back()
         self._before = self._keeping.cleared.get(self._session.session_id)
         return sandbox
 
     def own(self, ending: Ending) -> Ending:
         before = Usage() if self._before is None else self._before.usage
         used = ending.usage
-        known = self._order.handle is None or self._before is not None
+        known = (self._order.handle is None or self._before is not None) and not self.keeps
         cpu_ms = used.cpu_ms if used.cpu_ms is None else max(0.0, used.cpu_ms - (before.cpu_ms or 0.0))
         peak = used.peak_memory_bytes
         if peak is not None and before.peak_memory_bytes is not None and peak <= before.peak_memory_bytes:
@@ -174,7 +204,10 @@ class SessionLoan(Loan):
                     await end_programs(self.sandbox, (self._use.run_id, f"{self._use.run_id}-left"))
         if self.network is not None:
             self._seen = await self._end_network(self.network)
-        await self._released(self._session)
+        if self.keeps:
+            await self._keeping.forget(self._session, self._use.run_id)
+        if not self._handed_back:
+            await self._released(self._session)
         self._over = True
         return self._seen
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, SessionNotFound, SkillyardError, shown
@@ -76,6 +77,7 @@ class SessionService:
             tuple(skill.name for skill in plan.skills),
             plan.trust.least,
             rights=bool(grant.given) or grant.network is not None,
+            keeps=request.command is not None and request.command.service is not None,
         )
         return self._of_session(order, use, queued)
 
@@ -193,6 +195,8 @@ class SessionService:
 
     async def _looked(self, session: SessionRecord, *, alone: bool) -> None:
         keeping = self._keeping
+        if session.kept:
+            session = replace(session, kept=await keeping.still_kept(session))
         if keeping.turns.taken(session.key):
             await self._drain(session)
         elif why := await keeping.lost(session):

@@ -134,6 +134,7 @@ def _decoded(
         values = {name: value for name, value in json.loads(text).items() if name in _FIELDS}
         values["state"] = SessionState(values["state"])
         values["skills"] = tuple(values.get("skills", ()))
+        values["kept"] = {run_id: tuple(skills) for run_id, skills in values.get("kept", {}).items()}
         return SessionRecord(
             session_id=session_id,
             key=SessionKey(project, agent, alias),

@@ -1,0 +1,155 @@
+"""Services that are kept in a session: they go on between calls, hold nothing up, and carry no rights along."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from skillyard.domain.errors import Forbidden, ProtectionMissing
+from skillyard.domain.sandbox.guarantees import Level, Protection
+from skillyard.domain.skill.skill import SkillKind
+from skillyard.domain.work.record import Outcome, RunRecord
+from skillyard.domain.work.service import Service
+from skillyard.domain.work.session import SessionRecord
+from skillyard.engine.sessions.keeping import Use
+from skillyard.testing.twin_sandbox import TwinProcess
+from tests.unit.engine.conftest import Rig
+from tests.unit.engine.fakes import a_skill, result
+from tests.unit.engine.sessions.test_sessions import ANN, live, run_cmd
+
+pytestmark = pytest.mark.anyio
+DONE = result({"exit_code": 0})
+KEEPING = {"keeping": Protection(Level.SUPERVISED, by="a fake")}
+
+
+@pytest.fixture(autouse=True)
+def prepared(rig: Rig) -> None:
+    for name in ("acme.notes", "acme.other"):
+        rig.skills.add(a_skill(name, kind=SkillKind.INSTRUCTION))
+    rig.backend.script = play
+    keep(rig, KEEPING)
+
+
+def keep(rig: Rig, abilities: dict[str, Protection]) -> None:
+    rig.backend.abilities = abilities
+    rig.extra["probe"] = replace(rig.extra["probe"], abilities=abilities)
+    rig.configure()
+
+
+async def play(process: TwinProcess) -> None:
+    if "service" in process.request["command"]:
+        await asyncio.Event().wait()
+    process.write(DONE)
+
+
+async def serve(rig: Rig, session: str = "work", skill: str = "acme.notes") -> RunRecord:
+    """Starts a service in a session; returns its record once the session is free again."""
+    record = await begin(rig, session, skill)
+    while not (held := await kept(rig)) or held.call is not None:
+        await asyncio.sleep(0)
+    return record
+
+
+async def begin(rig: Rig, session: str = "work", skill: str = "acme.notes") -> RunRecord:
+    params = {"skill_name": skill, "command": "serve", "session_id": session}
+    usual = {"language": "bash", "workdir": "skill", "inputs": [], "outputs": [], "env": {}}
+    request = await rig.app.services._commands.request(ANN, {**usual, **params}, task=True)
+    assert request.command is not None
+    request = replace(request, command=replace(request.command, service=Service()))
+    return await rig.app.runs.record(ANN, request)
+
+
+async def kept(rig: Rig) -> SessionRecord | None:
+    return next((session for session in await live(rig) if session.kept), None)
+
+
+async def end(rig: Rig, record: RunRecord) -> RunRecord:
+    active = rig.app.active[record.run_id]
+    ending = active.ending()
+    await active.cancel("enough")
+    await ending
+    ended = await rig.app.ports.records.get(record.run_id)
+    assert ended is not None
+    return ended
+
+
+async def test_a_service_holds_up_no_call_and_goes_on_after_it(rig: Rig) -> None:
+    async with asyncio.timeout(30):
+        record = await serve(rig)
+        assert (await run_cmd(rig, wait_ms=0))["status"] == "succeeded"
+        assert (await run_cmd(rig, wait_ms=0))["status"] == "succeeded"
+        [sandbox] = rig.backend.held.values()
+        assert not sandbox.processes[record.run_id].ended.done()
+        assert rig.backend.clears == 3
+        [session] = await live(rig)
+        assert session.kept == {record.run_id: ("acme.notes",)}
+        assert (await end(rig, record)).outcome is Outcome.CANCELLED
+        assert sandbox.processes[record.run_id].ended.done()
+        [session] = await live(rig)
+        assert (session.kept, rig.backend.held) == ({}, {sandbox.handle: sandbox})
+
+
+async def test_a_session_with_a_service_is_not_idle_and_ends_it(rig: Rig) -> None:
+    async with asyncio.timeout(30):
+        record = await serve(rig)
+        rig.clock.time += 1801
+        await rig.app.sessions.reap()
+        assert len(await live(rig)) == 1
+        ending = rig.app.active[record.run_id].ending()
+        await rig.call("skills.end_session", ANN, session_id="work")
+        await ending
+        ended = await rig.app.ports.records.get(record.run_id)
+        assert ended is not None
+        assert (ended.outcome, rig.backend.held) == (Outcome.CANCELLED, {})
+
+
+async def test_the_next_server_goes_on_with_a_service_beside_its_session(rig: Rig) -> None:
+    async with asyncio.timeout(30):
+        record = await serve(rig)
+        rig.configure()  # the next server; the first one never comes back
+        await rig.app.reaper.recover()
+        assert (await run_cmd(rig, wait_ms=0))["status"] == "succeeded"
+        [sandbox] = rig.backend.held.values()
+        assert not sandbox.processes[record.run_id].ended.done()
+        assert (await end(rig, record)).outcome is Outcome.CANCELLED
+        [session] = await live(rig)
+        assert (session.kept, session.call) == ({}, None)
+
+
+async def test_a_call_that_needs_another_sandbox_leaves_a_service_alone(rig: Rig) -> None:
+    async with asyncio.timeout(30):
+        record = await serve(rig)
+        refused = await run_cmd(rig, skill_name="acme.other", wait_ms=0)
+        assert (refused["status"], record.run_id in refused["error_message"]) == ("failed", True)
+        assert (await run_cmd(rig, wait_ms=0))["status"] == "succeeded"
+        await end(rig, record)
+        assert (await run_cmd(rig, skill_name="acme.other", wait_ms=0))["status"] == "succeeded"
+
+
+async def test_a_service_gets_no_rights_and_none_of_another_skill(rig: Rig) -> None:
+    async with asyncio.timeout(30):
+        record = await serve(rig)
+        [session] = await live(rig)
+        keeping = rig.app.sessions._keeping
+        for use in (
+            Use(session.key, "ann", "run_other", 0, ("acme.other",), rights=True),
+            Use(session.key, "ann", "run_kept", 0, ("acme.notes",), rights=True, keeps=True),
+        ):
+            with pytest.raises(Forbidden):
+                await keeping.begin(use)
+        begun = await keeping.begin(Use(session.key, "ann", "run_same", 0, ("acme.notes",), rights=True))
+        assert begun.call == "run_same"
+        await keeping.release(begun)
+        await end(rig, record)
+        assert (await keeping.begin(Use(session.key, "ann", "run_other", 0, ("acme.other",), rights=True))).kept == {}
+
+
+@pytest.mark.parametrize("abilities", [{}, {"keeping": Protection(Level.MISSING, why="nobody can tell")}])
+async def test_an_isolation_that_cannot_keep_says_so(rig: Rig, abilities: dict[str, Any]) -> None:
+    keep(rig, abilities)
+    async with asyncio.timeout(30):
+        with pytest.raises(ProtectionMissing, match="keeping"):
+            await begin(rig)
