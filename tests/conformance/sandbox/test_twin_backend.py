@@ -32,7 +32,7 @@ BEYOND = {
     """,
     NEEDS_GUEST: "mounts-packages_of_the_environment_can_be_imported endings-code_that_comes_too_late_is_lost",
 }
-SECTIONS = {"walls": NEEDS_KERNEL, "guest": NEEDS_GUEST, "commands": NEEDS_GUEST}
+SECTIONS = {"walls": NEEDS_KERNEL, "keeping": NEEDS_PROCESSES, "guest": NEEDS_GUEST, "commands": NEEDS_GUEST}
 
 
 def beyond(check: Check) -> str:

@@ -19,6 +19,7 @@ from skillyard.testing.sandbox_suite.ground import (
     contents,
     eventually,
     fresh,
+    look,
     pieces,
     python,
     until,
@@ -354,3 +355,43 @@ async def nobody_writes_into_a_kept_program(ground: Ground) -> None:
         expect(b"writable" not in told, "no program writes into the memory of another", told)
         expect(b"looked True" in told, "and it has looked", told)
         await _goes_on(sandbox, kept)
+
+
+MEANWHILE = """
+import ctypes, json, os, resource, sys
+KINDS = (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_DATA, resource.RLIMIT_STACK)
+x86 = os.uname().machine == "x86_64"
+libc = ctypes.CDLL(None, use_errno=True)
+def call(x86_number, other, *arguments):
+    if libc.syscall(x86_number if x86 else other, *arguments) < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+attempts = {
+    "niceness": lambda: os.setpriority(os.PRIO_PROCESS, 1, 15),
+    "niceness of a user": lambda: os.setpriority(os.PRIO_USER, 0, 15),
+    "scheduler": lambda: call(144, 119, 1, 5, ctypes.byref(ctypes.c_int(0))),
+    "parameters": lambda: call(142, 118, 1, ctypes.byref(ctypes.c_int(0))),
+    "input and output": lambda: call(251, 30, 1, 1, 3 << 13),
+    "input and output of a user": lambda: call(251, 30, 3, os.getuid(), 3 << 13),
+    **{f"limit {kind}": lambda kind=kind: resource.prlimit(1, kind, (16, 16)) for kind in KINDS},
+}
+done = []
+for name, attempt in attempts.items() if sys.argv[1:] else ():
+    try:
+        attempt()
+        done.append(name)
+    except OSError:
+        pass
+own = [os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), [resource.getrlimit(kind) for kind in KINDS]]
+os.setpriority(os.PRIO_PROCESS, os.getpid(), own[0] + 1)
+print(json.dumps([done, own]))
+"""
+
+
+@keeping.check("seccomp", "pid_namespace")
+async def no_program_slows_the_next_one(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        _, before = await look(sandbox, MEANWHILE)
+        done, _ = await look(sandbox, MEANWHILE, "all")
+        _, after = await look(sandbox, MEANWHILE)
+    expect(not done, "no program changes the first process, which starts the next ones", done)
+    expect(before == after, "and those have the priority and limits of the first", (before, after))

@@ -67,6 +67,7 @@ _MFD_HUGETLB = 0x4
 _CLOSE_RANGE_UNSHARE = 0x2
 _CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
 _RLIMIT_CORE = 4
+_FIRST, _PRIO_USER, _IOPRIO_WHO_USER = 1, 2, 3
 _TYPE_MASK = 0xF
 _PER_QUERY_PERSONALITY = 0xFFFFFFFF
 
@@ -147,6 +148,26 @@ def _core_stays(kind: int, given: int, asked: int | None = None) -> list[Instruc
     if asked is not None:
         done = [*bpf.unless_null(asked, [refuse(errno.EPERM)]), refuse(0)]
     return [(LOAD, 0, 0, kind), (JEQ, 1, 0, _RLIMIT_CORE), ALLOW, *bpf.unless_null(given, done), ALLOW]
+
+
+_NOT_THE_FIRST = (
+    "the first process starts every program of a sandbox, and what it has they inherit: one that changed it would slow "
+    "down or end those of later calls in a session"
+)
+
+
+def _but(argument: int, value: int) -> list[Instruction]:
+    """Refuses this value, and falls through for others."""
+    return [(LOAD, 0, 0, argument), (JEQ, 0, 1, value), refuse()]
+
+
+def _not_the_first(call: str, user: int) -> Rule:
+    return Rule(
+        (call,),
+        "not for the process 1, and not for a user",
+        _NOT_THE_FIRST,
+        (*_but(ARG0, user), *_but(ARG1, _FIRST), ALLOW),
+    )
 
 
 RULES: tuple[Rule, ...] = (
@@ -243,11 +264,19 @@ CLOSING_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("prlimit64",),
-        "any limit; `RLIMIT_CORE` can be read, and setting it is answered as done and does nothing (`EPERM` where the "
-        "old value is wanted too)",
-        _CORE_STAYS,
-        tuple(_core_stays(ARG1, ARG2, ARG3)),
+        "not for the process 1; any limit; `RLIMIT_CORE` can be read, and setting it is answered as done and does "
+        "nothing (`EPERM` where the old value is wanted too)",
+        f"{_NOT_THE_FIRST}. {_CORE_STAYS}",
+        (*_but(ARG0, _FIRST), *_core_stays(ARG1, ARG2, ARG3)),
     ),
+    Rule(
+        ("sched_setscheduler", "sched_setparam"),
+        "not for the process 1",
+        _NOT_THE_FIRST,
+        (*_but(ARG0, _FIRST), ALLOW),
+    ),
+    _not_the_first("setpriority", _PRIO_USER),
+    _not_the_first("ioprio_set", _IOPRIO_WHO_USER),
     Rule(("setrlimit",), "as prlimit64", _CORE_STAYS, tuple(_core_stays(ARG0, ARG1))),
 )
 """In the closing filter, once the walls stand."""
