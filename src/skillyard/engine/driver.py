@@ -21,7 +21,7 @@ from skillyard.domain.work.record import Ending, Outcome, RunRecord, RunStatus
 from skillyard.engine.commands.ending import concluded, cut_short, judged
 from skillyard.engine.commands.output import Marked
 from skillyard.engine.commands.tails import Live, Silence
-from skillyard.engine.lending import Loan
+from skillyard.engine.lending import PATIENCE_S, Loan
 from skillyard.engine.network.refusals import used, with_network, without_network
 from skillyard.engine.observer import Fault, Observer, RunEnded, RunStarted
 from skillyard.engine.packages.ahead import Ahead
@@ -40,10 +40,6 @@ from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Process, Sandbox
 
 CALLER_GONE = "its caller went away"
-PATIENCE_S = 60.0
-"""How long a backend may take beyond the run's own timeout, and to end a sandbox. The deadline itself is the
-backend's to keep: this is for one that no longer answers."""
-
 _LEAVES = (Outcome.TIMEOUT, Outcome.OUTPUT, Outcome.EXIT, Outcome.SIGNAL, Outcome.MEMORY, Outcome.PROCESSES)
 """Endings of a program that said nothing, after which there may be files."""
 
@@ -169,7 +165,7 @@ class Driver:
 
     async def _attempt(self, work: Callable[[], Awaitable[Failure | None]]) -> Failure | None:
         """Run the program in a sandbox of its own; why it failed, if it did."""
-        try:
+        try:  # the deadline is the backend's to keep: this is for one that no longer answers
             async with asyncio.timeout(self._remaining_s() + PATIENCE_S):
                 return await work()
         except _CancelledEarly as early:
@@ -255,16 +251,9 @@ class Driver:
         )
         self._active.begin(process, sandbox)
         await self._loan.hand_back()
-        tools.emit(
-            RunStarted(
-                run_id=self._run_id,
-                kind=job.record.kind,
-                principal=job.record.principal,
-                skill=job.record.skill,
-                queued_ms=found.queued_ms,
-                created_ms=found.created_ms,
-            )
-        )
+        record = job.record
+        by = record.kind, record.principal, record.skill
+        tools.emit(RunStarted(self._run_id, *by, queued_ms=found.queued_ms, created_ms=found.created_ms))
         if self._active.cancel_reason is not None:
             await process.kill(self._active.cancel_reason)
         return process
@@ -347,16 +336,19 @@ class Driver:
 
     async def _close(self, final: RunRecord) -> RunRecord:
         """No process, mount or file is left; then the record says so. Can be repeated."""
-        tools = self._tools
+        tools, ledger = self._tools, self._ledger
         seen = await self._loan.end()
         if seen is not None:
             final = with_network(final, seen)
         elif final.status is RunStatus.FAILED and final.network is None:
             final = without_network(final, self._job.why_offline())
+        if self._parts is not None:
+            await self._parts.discard()
+        if ledger is not None and await ledger.again(final, tools.ids.blob, self._loan.may_repeat):
+            self._active.starts_again()
+            return final
         try:
-            if self._parts is not None:
-                await self._parts.discard()
-            moved = await (tools.records if self._ledger is None else self._ledger).finish(final)
+            moved = await (tools.records if ledger is None else ledger).finish(final)
         finally:  # a record that could not be written is settled by a sweep; nobody waits for it until then
             tools.active.forget(self._active)
         if moved:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from skillyard.domain.errors import SkillyardError
+from skillyard.domain.errors import SandboxFault, SkillyardError
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Ending
@@ -159,6 +159,15 @@ class Loan:
         """Returns whether the backend holds the sandbox no more. Raises SandboxFault."""
         handle = self._order.handle if self.sandbox is None else self.sandbox.handle
         return all(held.handle != handle for held in await self._order.offer.backend.survey())
+
+    async def may_repeat(self) -> bool:
+        """Returns whether the run may be started anew behind :meth:`end`: nothing of this attempt is left.
+
+        Raises SandboxFault where that is not sure yet.
+        """
+        if await self.is_gone():
+            return True
+        raise SandboxFault("the sandbox of the last attempt is not gone yet")
 
     def let_go(self) -> None:
         """Leaves the sandbox and its network to the next server."""

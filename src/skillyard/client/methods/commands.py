@@ -83,10 +83,12 @@ class CommandMethods(Calls):
         labels: Mapping[str, str] | None = None,
         agent: str | None = None,
         quiet_after_sec: float | None = None,
+        max_attempts: int | None = None,
     ) -> Json:
         """Starts a command as a task, which outlives this caller and the server: ``task_id``.
 
-        The parameters are those of :meth:`run_cmd`. An event tells that it wrote nothing for ``quiet_after_sec``.
+        The parameters are those of :meth:`run_cmd`. An event tells that it wrote nothing for ``quiet_after_sec``. It
+        is started up to ``max_attempts`` times while its sandbox is lost.
         """
         params = given(
             skill_name=skill_name,
@@ -107,6 +109,7 @@ class CommandMethods(Calls):
             labels=labels,
             agent=agent,
             quiet_after_sec=quiet_after_sec,
+            max_attempts=max_attempts,
         )
         return await self.call("skills.run_cmd_async", params)
 

@@ -69,8 +69,8 @@ class Command:
     """A checked command. ``workdir`` lies below ``/workspace``; it is empty for that directory itself.
 
     ``service`` is there when it listens, and is None for other commands. A task tells of a silence of
-    ``quiet_after_s``. ``view`` is the place of the skill's writable
-    files, which paths call ``skill``.
+    ``quiet_after_s``, and is started up to ``max_attempts`` times while its sandbox is lost. ``view`` is the place of
+    the skill's writable files, which paths call ``skill``.
     """
 
     text: str
@@ -82,6 +82,7 @@ class Command:
     service: Service | None = None
     view: str = VIEW
     quiet_after_s: float | None = None
+    max_attempts: int = 1
 
     @property
     def can_only_read(self) -> bool:
@@ -92,7 +93,7 @@ class Command:
         """Returns the JSON form that :func:`from_stored` takes."""
         plain = {**asdict(self), "env": dict(self.env)}
         del plain["service"]
-        for name, usual in (("view", VIEW), ("quiet_after_s", None)):
+        for name, usual in (("view", VIEW), ("quiet_after_s", None), ("max_attempts", 1)):
             if plain[name] == usual:
                 del plain[name]
         return plain if self.service is None else {**plain, "service": self.service.stored()}
@@ -133,6 +134,7 @@ def from_params(params: Mapping[str, Any]) -> Command:
         inputs=tuple(_input(at, row, workdir) for at, row in enumerate(params.get("inputs") or ())),
         outputs=tuple(_output(at, row, workdir) for at, row in enumerate(params.get("outputs") or ())),
         quiet_after_s=params.get("quiet_after_sec"),
+        max_attempts=params.get("max_attempts", 1),
     )
     _check_apart("inputs", "mount_path", [one.path for one in command.inputs])
     names = [one.save_as or one.path for one in command.outputs if not one.is_pattern]

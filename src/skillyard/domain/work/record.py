@@ -249,10 +249,14 @@ class RunRecord:
 
     None for other runs.
     """
+    max_attempts: int = 1
+    """How often a task is started at most, while its sandbox is lost."""
+    attempts: tuple[dict[str, Any], ...] = ()
+    """The attempts of a task before this one: ``attempt``, ``reason``, ``error_message``, times, ``logs_blob``."""
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form, as ``runs show --json`` prints it (skills-protocol §11)."""
-        lists = {name: list(getattr(self, name)) for name in ("output_blobs", "files", "notes")}
+        lists = {name: list(getattr(self, name)) for name in ("output_blobs", "files", "notes", "attempts")}
         return asdict(self) | lists
 
     def seen(self) -> RunRecord:

@@ -55,6 +55,13 @@ OUTPUT_ERROR = shape("OutputError", "a file that could not be kept", {"path": ST
 INPUT = obj({"artifact_id": BLOB_ID, "mount_path": _PATH}, "artifact_id", "mount_path")
 OUTPUT = obj({"path": _PATH, "save_as": {"type": "string", "maxLength": 512}}, "path")
 
+MAX_ATTEMPTS: Schema = {
+    "type": "integer",
+    "minimum": 1,
+    "maximum": 10,
+    "default": 1,
+    "description": "how often it is started at most: again only when its sandbox was lost, and is surely gone",
+}
 COMMAND_PARAMS: dict[str, Schema] = {
     "skill_name": described(SKILL_NAME, "the skill; its files are at /skills/<name>, and as a copy in 'skill'"),
     "command": described(STRING, "the text for the shell", minLength=1, maxLength=MOST_TEXT),

@@ -10,7 +10,7 @@ from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.work.command import MOST_TEXT, VIEW
 from skillyard.domain.work.record import RunRecord
 from skillyard.engine.commands import methods as commands
-from skillyard.engine.commands.methods import ARTIFACT, COMMAND_PARAMS, OUTPUT_ERROR
+from skillyard.engine.commands.methods import ARTIFACT, COMMAND_PARAMS, MAX_ATTEMPTS, OUTPUT_ERROR
 from skillyard.engine.commands.service import CANCELED, FAILED, SUCCEEDED, status_of
 from skillyard.engine.commands.tails import MOST_TAIL
 from skillyard.engine.commands.tasks import (
@@ -70,6 +70,18 @@ _WORDS = {"type": "array", "items": {"type": "string", "maxLength": 128}, "maxIt
 _ANY: Schema = {"type": ["object", "array", "string", "number", "boolean", "null"]}
 MOST_WATCH_S = 3600
 
+ATTEMPT = shape(
+    "Attempt",
+    "an attempt of a task that was followed by another",
+    {
+        "attempt": INTEGER,
+        "reason": described(STRING, "'lost'"),
+        "error_message": STRING,
+        "started_at": NUMBER_OR_NULL,
+        "finished_at": NUMBER_OR_NULL,
+        "logs_blob": described(TEXT_OR_NULL, "its output as far as it was kept; null without any"),
+    },
+)
 STATUS_PARAMS: dict[str, Schema] = {
     "task_id": _TASK_ID,
     "provider": {
@@ -111,6 +123,9 @@ _STATUS: dict[str, Schema] = {
     "finished_at": NUMBER_OR_NULL,
     "last_output_at": described(NUMBER_OR_NULL, "of a task at work; null while this server heard nothing of it"),
     "quiet": described(BOOLEAN, "it works, and wrote nothing for quiet_after_sec"),
+    "attempt": described(INTEGER, "the number of the attempt that is told of; 1 for the first"),
+    "max_attempts": INTEGER,
+    "attempts": list_of(ATTEMPT, "the attempts before it, whose sandboxes were lost"),
     "exit_code": described(or_null(INTEGER), "null while it works; -1 when it did not come to its own end"),
     "stdout_tail": STRING,
     "stderr_tail": STRING,
@@ -252,6 +267,7 @@ TABLE = (
         obj(
             {
                 **COMMAND_PARAMS,
+                "max_attempts": MAX_ATTEMPTS,
                 "quiet_after_sec": described(
                     NUMBER, "an event 'quiet' tells that it wrote nothing for so long", minimum=1, maximum=86400
                 ),

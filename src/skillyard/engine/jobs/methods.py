@@ -9,7 +9,7 @@ from skillyard.domain.errors import JobNotFound, StoreFault
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.work.job import PENDING, SKIPPED, JobState
 from skillyard.engine.commands import methods as commands
-from skillyard.engine.commands.methods import ARTIFACT, COMMAND_PARAMS, INPUT, OUTPUT_ERROR
+from skillyard.engine.commands.methods import ARTIFACT, COMMAND_PARAMS, INPUT, MAX_ATTEMPTS, OUTPUT_ERROR
 from skillyard.engine.commands.tails import MOST_TAIL
 from skillyard.engine.commands.tasks import TAIL_BYTES, WATCH_S
 from skillyard.engine.jobs.service import JobService, line
@@ -73,6 +73,7 @@ _STEP = obj(
             COMMAND_PARAMS["timeout_sec"],
             "of this step; commands.task_timeout_s when left out, commands.max_task_timeout_s at most",
         ),
+        "max_attempts": MAX_ATTEMPTS,
         "env": described(COMMAND_PARAMS["env"], "laid over that of the job"),
         "workdir": {"type": "string", "minLength": 1, "maxLength": 512, "description": "that of the job when left out"},
         "language": {"type": "string", "maxLength": 64, "description": "that of the job when left out"},
@@ -102,6 +103,7 @@ STEP = shape(
         "created_artifacts": list_of(ARTIFACT, "the files that its outputs named"),
         "output_errors": list_of(OUTPUT_ERROR, "those that are not there, or could not be kept"),
         "error_message": STRING,
+        "attempt": described(INTEGER, "the number of its task's attempt; 1 for the first"),
         "provider": described(STRING, "the isolation that it runs behind"),
         "started_at": NUMBER_OR_NULL,
         "finished_at": NUMBER_OR_NULL,

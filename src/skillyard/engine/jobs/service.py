@@ -187,6 +187,7 @@ class JobService:
 
 _NOTHING: dict[str, Any] = {
     "provider": "",
+    "attempt": 1,
     "reason": "",
     "stdout_tail": "",
     "stderr_tail": "",

@@ -21,7 +21,7 @@ OF_STEP = "step:"
 MOST_BYTES = 4 * MOST_TEXT
 """Bytes of all steps together, as they are stored."""
 _SHARED = ("skill_name", "version", "network", "limits", "isolation", "agent", "session_id")
-_OWN = ("command", "inputs", "outputs", "timeout_sec")
+_OWN = ("command", "inputs", "outputs", "timeout_sec", "max_attempts")
 
 _encode = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False).encode
 

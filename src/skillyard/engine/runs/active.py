@@ -52,6 +52,10 @@ class ActiveRun:
         self.process, self.sandbox = process, sandbox
         _wake(self._starters)
 
+    def starts_again(self) -> None:
+        """Its sandbox is gone, and it waits for another one."""
+        self.process = self.sandbox = self.live = self.network = None
+
     def starting(self) -> asyncio.Future[None]:
         """Done when its program is started, or its last record is written."""
         return _waiter(self._starters)

@@ -246,9 +246,15 @@ class DetachedRuns:
         task.add_done_callback(over)
 
     async def _drive(self, active: ActiveRun, brief: Brief, plan: Plan | None) -> None:
+        ledger = _ledger(active)
+        attempts = len(ledger.record.attempts)
         try:
             if not await self._attached(active, brief):
                 await self._start(active, brief, plan)
+            while len(ledger.record.attempts) > attempts:
+                attempts += 1
+                self._give_back(active.run_id)
+                await self._start(active, brief, None)
             await self._secrets.forget(active.run_id)
         except LeftBehind as left:
             self._left.add(active.run_id)

@@ -24,6 +24,8 @@ FOLLOW_S = 0.01
 """The same for a follower, who asks again at once."""
 PAGE_S = 1.0
 """How long a page takes at most behind its first bytes, however the run goes on writing: the rest is for the next."""
+ATTEMPT_BYTES = 1 << 32
+"""More than any log has. Offsets of each attempt of a task begin at a multiple of it."""
 _READINGS = 64
 _MOST_MADE = 256 * 1024
 
@@ -98,7 +100,7 @@ class LogPage:
 
 
 class LogPages:
-    """Reads logs. Offsets count bytes of the redacted log.
+    """Reads logs. Offsets count bytes of the redacted log; those of a task's attempts follow each other.
 
     A follower of a log with secrets goes on from its last page: few such readings are kept, so that nobody reads the
     whole log for each page of it.
@@ -123,16 +125,33 @@ class LogPages:
         It ends between characters where more may come. Of a run at work it waits ``first_s`` for the first byte, and
         ``idle_s`` for more.
         """
+        if active is not None and active.ledger is not None:
+            record = active.ledger.record
+        before = len(record.attempts)
+        if offset < before * ATTEMPT_BYTES:
+            return await self._of_attempt(record, offset, max_bytes)
+        base = before * ATTEMPT_BYTES
         dropped, marked = 0, record.kind is RunKind.COMMAND
         if active is not None:
-            data, dropped, stream = await self._live(active, offset, max_bytes, first_s, idle_s, marked=marked)
+            times = first_s, idle_s
+            data, dropped, stream = await self._live(active, base, offset - base, max_bytes, *times, marked=marked)
             last = False
         else:
-            data, last, stream = await self._stored(record, offset, max_bytes)
+            data, last, stream = await self._stored(record.logs_blob, offset - base, max_bytes, marked=marked)
             data = data if last else _whole(data, marked=marked)
         running = active is not None or record.status.live
         end = offset + dropped + len(data)
         return LogPage(record.run_id, data, marked, stream, offset, end, dropped, running, last and not running)
+
+    async def _of_attempt(self, record: RunRecord, offset: int, max_bytes: int) -> LogPage:
+        """Returns a page of the log of an earlier attempt. Behind its end is the beginning of the next one."""
+        number, inner = divmod(offset, ATTEMPT_BYTES)
+        blob_id = record.attempts[number]["logs_blob"]
+        data, last, stream = await self._stored(blob_id, inner, max_bytes, marked=True)
+        data = data if last else _whole(data, marked=True)
+        end = (number + 1) * ATTEMPT_BYTES if last else offset + len(data)
+        running = record.status.live
+        return LogPage(record.run_id, data, True, stream, offset, end, 0, running, complete=False)
 
     def _forget(self, record: RunRecord) -> None:
         """Drops the readings of a run that has ended; they know its secrets."""
@@ -143,32 +162,36 @@ class LogPages:
         if not self._readings:
             self._records.ignore(self._forget)
 
-    async def _stored(self, record: RunRecord, offset: int, max_bytes: int) -> tuple[bytes, bool, str]:
+    async def _stored(
+        self, blob_id: str | None, offset: int, max_bytes: int, *, marked: bool
+    ) -> tuple[bytes, bool, str]:
         """Returns the bytes, whether they are the last ones, and the stream that they begin in."""
-        info = await self._blobs.stat(record.logs_blob) if record.logs_blob else None
+        info = await self._blobs.stat(blob_id) if blob_id else None
         if info is None or offset >= info.size:
             return b"", True, STDOUT
-        before = min(offset, MARK_EVERY) if record.kind is RunKind.COMMAND else 0
+        before = min(offset, MARK_EVERY) if marked else 0
         length = min(max_bytes, info.size - offset)
         read = self._blobs.read(info.blob_id, offset - before, before + length)
         data = b"".join([chunk async for chunk in read])
         return data[before:], offset + length == info.size, stream_at(data[:before])
 
     async def _live(
-        self, active: ActiveRun, offset: int, max_bytes: int, first_s: float, idle_s: float, *, marked: bool
+        self, active: ActiveRun, base: int, offset: int, max_bytes: int, first_s: float, idle_s: float, *, marked: bool
     ) -> tuple[bytes, int, str]:
         """Returns the bytes written up to now, the number of dropped ones, and the first stream.
 
-        It reads until the process pauses, and stops before a gap: the next page begins behind that.
+        ``offset`` counts from ``base``, where those of the attempt begin. It reads until the process pauses, and stops
+        before a gap: the next page begins behind that.
         """
         clock = asyncio.get_running_loop().time
         end = clock() + first_s
         latest = end + PAGE_S
         if active.process is None:
             await asyncio.wait([active.starting()], timeout=first_s)
-        if active.process is None:
+        ledger = active.ledger
+        if active.process is None or (ledger is not None and len(ledger.record.attempts) * ATTEMPT_BYTES != base):
             return b"", 0, STDOUT
-        reading = self._reading(active, offset, marked=marked)
+        reading = self._reading(active, base, offset, marked=marked)
         source = active.process.output(Stream.STDOUT, reading.taken)
         try:
             while len(reading.made) < max_bytes:
@@ -188,11 +211,11 @@ class LogPages:
             pass
         dropped, data = max(0, reading.offset - offset), reading.whole(max_bytes)
         stream = STDOUT if reading.marks is None else reading.marks.stream
-        self._keep(active, reading, data, offset + dropped + len(data))
+        self._keep(active, reading, data, base + offset + dropped + len(data))
         return data, dropped, stream
 
-    def _reading(self, active: ActiveRun, offset: int, *, marked: bool) -> _Reading:
-        kept = self._readings.pop((active.run_id, offset), None)
+    def _reading(self, active: ActiveRun, base: int, offset: int, *, marked: bool) -> _Reading:
+        kept = self._readings.pop((active.run_id, base + offset), None)
         if kept is not None:
             return kept
         redactor = active.redactor()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -210,6 +210,7 @@ def first_record(plan: Plan, environment: str, digests: dict[str, Any], needs: d
         agent=request.agent,
         session=request.session,
         service=None if service is None else service.begun(),
+        max_attempts=1 if request.command is None else request.command.max_attempts,
     )
 
 
@@ -224,8 +225,10 @@ class NeverStarted(Exception):
 class Ledger(Protocol):
     """The record of one run that outlives its server. Each step is written down before it is taken.
 
-    Every method raises LeftBehind.
+    Every method raises LeftBehind. ``record`` is the one that was read or written last.
     """
+
+    record: RunRecord
 
     async def begin(self, record: RunRecord) -> RunRecord:
         """Notes what the run is granted, before there is a sandbox."""
@@ -249,6 +252,15 @@ class Ledger(Protocol):
 
     async def conclude(self, final: RunRecord) -> None:
         """Notes how the run ended, before its sandbox is destroyed."""
+        ...
+
+    async def again(
+        self, final: RunRecord, new_prefix: Callable[[], str], may_repeat: Callable[[], Awaitable[bool]]
+    ) -> bool:
+        """Queues the run for another attempt where it may have one; returns whether it is queued.
+
+        ``new_prefix`` makes that of its blobs. ``may_repeat`` says whether nothing of this attempt is left.
+        """
         ...
 
     async def finish(self, final: RunRecord) -> bool:

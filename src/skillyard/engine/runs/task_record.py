@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from skillyard.domain.errors import SandboxCutOff, SandboxGone, SkillyardError
 from skillyard.domain.principal import Principal
-from skillyard.domain.work.record import NOTHING_TAKEN, RunRecord, RunStatus
+from skillyard.domain.work.record import NOTHING_TAKEN, Outcome, RunRecord, RunStatus
 from skillyard.engine.lending import Loan
 from skillyard.engine.runs.failure import LeftBehind
 from skillyard.engine.runs.record import CutOff, NeverStarted, OutputSchema
@@ -59,6 +59,26 @@ class TaskLedger:
 
     async def conclude(self, final: RunRecord) -> None:
         await self._change(lambda held: replace(_onto(final, held), status=RunStatus.RUNNING))
+
+    async def again(
+        self, final: RunRecord, new_prefix: Callable[[], str], may_repeat: Callable[[], Awaitable[bool]]
+    ) -> bool:
+        number = len(self.record.attempts) + 1
+        if final.outcome is not Outcome.LOST or number >= self.record.max_attempts:
+            return False
+        if not await self._written(may_repeat()):
+            return False
+        told = {
+            "attempt": number,
+            "reason": final.outcome.value,
+            "error_message": final.reason,
+            "started_at": final.started_at,
+            "finished_at": final.ended_at,
+            "logs_blob": final.logs_blob,
+        }
+        prefix = f"{new_prefix()}-"
+        await self._change(lambda held: _queued(held, told, prefix), "attempt", {"attempt": number + 1})
+        return True
 
     async def finish(self, final: RunRecord) -> bool:
         async with self._writing:
@@ -160,7 +180,22 @@ def _onto(record: RunRecord, held: RunRecord) -> RunRecord:
         blob_prefix=held.blob_prefix,
         offsets=held.offsets,
         service=held.service,
+        attempts=held.attempts,
     )
+
+
+def _queued(held: RunRecord, told: dict[str, Any], prefix: str) -> RunRecord:
+    """Returns the record of a run that waits for another attempt. Nothing of the one that was ``told`` stays in it."""
+    first = RunRecord(held.run_id, held.kind, held.principal, RunStatus.QUEUED, held.created_at)
+    fresh = {name: getattr(first, name) for name in _OF_ATTEMPT}
+    return replace(held, **fresh, status=RunStatus.QUEUED, attempts=(*held.attempts, told), blob_prefix=prefix)
+
+
+_OF_ATTEMPT = (
+    "outcome", "reason", "started_at", "ended_at", "summary", "enforced", "guarantees", "usage", "output",
+    "output_blobs", "files", "notes", "logs_preview", "logs_blob", "error", "sandbox", "deadline", "program", "offsets",
+    "secrets", "session_life", "network_session",
+)  # fmt: skip
 
 
 def _ended(final: RunRecord, held: RunRecord) -> RunRecord:

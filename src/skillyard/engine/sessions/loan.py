@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from skillyard.domain.errors import InvalidInput, SandboxCutOff, SandboxGone, SkillyardError
+from skillyard.domain.errors import InvalidInput, SandboxCutOff, SandboxFault, SandboxGone, SkillyardError
 from skillyard.domain.work.record import Ending, Usage
-from skillyard.domain.work.session import SessionRecord
+from skillyard.domain.work.session import SessionRecord, SessionState
 from skillyard.engine.lending import PATIENCE_S, Loan, Order, Queued
 from skillyard.engine.observer import Fault, Observer
 from skillyard.engine.sessions.keeping import LOST, SERVER, Keeping, Use
@@ -189,6 +189,13 @@ class SessionLoan(Loan):
         if self._began is None:
             return None
         return round((asyncio.get_running_loop().time() - self._began) * 1000, 3)
+
+    async def may_repeat(self) -> bool:
+        """As for a sandbox of its own. A session that ended took files along that only this run's may have been."""
+        session = await self._keeping.store.get(self._session.session_id)
+        if session is not None and session.live and (session.call or session.state is SessionState.DRAINING):
+            raise SandboxFault("the session of the last attempt has not ended yet")
+        return session is not None and not session.live and session.runs == 0
 
     async def finish_creating(self) -> None:
         if self._standing is not None and self.sandbox is None:

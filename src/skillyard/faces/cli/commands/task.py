@@ -66,6 +66,12 @@ _files = {
     "--startup", type=click.FloatRange(min=0.001), metavar="SECONDS", help="With --expose: time to be ready in."
 )
 @click.option("--restart", is_flag=True, help="With --expose: start it again when it fails.")
+@click.option(
+    "--attempts",
+    type=click.IntRange(1, 10),
+    metavar="N",
+    help="With --detach: start it up to N times while its sandbox is lost.",
+)
 @json_option
 @server_options
 def sh(
@@ -88,6 +94,7 @@ def sh(
     ready: str | None,
     startup: float | None,
     restart: bool,
+    attempts: int | None,
     as_json: bool,
     where: Where,
 ) -> None:
@@ -105,6 +112,8 @@ def sh(
         raise click.UsageError("--ready, --startup and --restart go with --expose, which starts a service.")
     if (detach or expose) and save is not None:
         raise click.UsageError("--save goes with `skillyard task watch`, not with --detach or --expose.")
+    if attempts is not None and not detach:
+        raise click.UsageError("--attempts goes with --detach: only tasks are started again.")
     if save is not None and not outputs:
         raise click.UsageError("--save needs --output: only files that it names are kept.")
     asked: dict[str, Any] = {
@@ -124,6 +133,7 @@ def sh(
         "ready_pattern": ready,
         "startup_timeout_sec": startup,
         "restart": "on-failure" if restart else None,
+        "max_attempts": attempts,
     }
     params = {name: value for name, value in asked.items() if value not in (None, {}, [])}
     if network:
