@@ -74,6 +74,7 @@ async def open_ports(
     from skillyard.stores.files.blobs import LocalBlobs
     from skillyard.stores.files.environments import LocalEnvironments
     from skillyard.stores.sqlite.approvals import SqliteApprovals
+    from skillyard.stores.sqlite.callbacks import SqliteCallbacks
     from skillyard.stores.sqlite.database import Database
     from skillyard.stores.sqlite.jobs import SqliteJobs
     from skillyard.stores.sqlite.records import SqliteRecords
@@ -104,6 +105,7 @@ async def open_ports(
         records=SqliteRecords(database),
         sessions=SqliteSessions(database),
         jobs=SqliteJobs(database),
+        callbacks=SqliteCallbacks(database),
         secrets=rest.secrets,
         secret_audit=SqliteSecretAudit(database),
         approvals=SqliteApprovals(database),

@@ -7,6 +7,7 @@ from typing import Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from skillyard.config.network import Rules
 from skillyard.config.section import MIB, Section
 from skillyard.domain.errors import InvalidInput
 from skillyard.domain.sandbox.frames import FrameLimits
@@ -37,6 +38,22 @@ class CommandSettings(Section):
     inputs_bytes: int = Field(default=50 * MIB, ge=1, description="Most bytes of all such files together.")
     output_bytes: int = Field(default=20 * MIB, ge=1, description="Largest file that is kept of a command.")
     outputs_bytes: int = Field(default=50 * MIB, ge=1, description="Most bytes of all files that are kept.")
+
+    callback_hosts: Rules = Field(
+        default=(),
+        description="Hosts that the end of a task may be told to (`callback_url`), as rules of `network.rules`. Empty "
+        "refuses all callbacks. Private addresses stay closed unless a rule names the address.",
+        json_schema_extra={"kind": "`none` or `open` or list of text"},
+    )
+    callback_secret: str = Field(
+        default="CALLBACK_KEY",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$",
+        description="Name of the stored secret that callbacks are signed with: `skillyard secret set CALLBACK_KEY "
+        "--skills Callbacks`, with `--project` for a key of its own.",
+    )
+    callback_tries: int = Field(
+        default=8, ge=1, le=100, description="Tries of one callback, with longer and longer pauses up to six hours."
+    )
 
     @model_validator(mode="after")
     def _check_defaults(self) -> Self:

@@ -9,12 +9,15 @@ from typing import Any
 
 from skillyard.config.sections import Sections
 from skillyard.domain.errors import SkillyardError
+from skillyard.domain.network.policy import OPERATOR, Layer, Policy
 from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT
 from skillyard.domain.sandbox.frames import FrameFamilies
 from skillyard.domain.sandbox.spec import make_spec
 from skillyard.engine.backends import Backends
 from skillyard.engine.blobs.service import BlobService
 from skillyard.engine.commands.artifacts import ArtifactService
+from skillyard.engine.commands.callbacks import Callbacks
+from skillyard.engine.commands.courier import Courier
 from skillyard.engine.commands.service import CommandService
 from skillyard.engine.commands.tasks import TaskService
 from skillyard.engine.driver import Tools
@@ -60,7 +63,7 @@ from skillyard.ports.environments import EnvironmentStore
 from skillyard.ports.gate import Gate
 from skillyard.ports.jailed import Jailed
 from skillyard.ports.publications import PublicationStore
-from skillyard.ports.records import JobStore, RecordStore
+from skillyard.ports.records import CallbackStore, JobStore, RecordStore
 from skillyard.ports.sandbox import Backend
 from skillyard.ports.secrets import SecretAudit, SecretReader, SecretStore
 from skillyard.ports.sessions import SessionStore
@@ -80,6 +83,7 @@ class Ports:
     records: RecordStore
     sessions: SessionStore
     jobs: JobStore
+    callbacks: CallbackStore
     secrets: SecretStore
     secret_audit: SecretAudit
     clock: Clock
@@ -161,6 +165,7 @@ class App:
             ports.clock,
             self.drain,
             endpoints := Endpoints(config.services),
+            self._callbacks(emit),
         )
         self.services = ServiceRuns(
             commands,
@@ -228,6 +233,7 @@ class App:
         self._background.spawn(repeat(self.jobs.resume, RENEW_S), "jobs")
         self._background.spawn(repeat(self.sessions.renew, RENEW_S), "leases of sessions")
         self._background.spawn(repeat(self.sessions.reap, self.config.sessions.reap_every_s), "reaper of sessions")
+        self._background.spawn(self.callbacks.deliver(), "callbacks")
         self._background.spawn(self._warm_up(), "warm-up")
         if self.ports.gate is not None:
             self._background.spawn(repeat(self.history.keep_networks, KEEP_NETWORKS_S), "network keeper")
@@ -353,6 +359,16 @@ class App:
             holder,
         )
         return RunService(self.planner, granter, self.environments, self.sessions, requests, self.detached, tools)
+
+    def _callbacks(self, emit: Observer) -> Callbacks:
+        ports, config, courier = self.ports, self.config.commands, None
+        if config.callback_hosts and ports.gate is not None:
+            network = self.config.network
+            policy = Policy((Layer(OPERATOR, config.callback_hosts),), network.hosts, network.nat64)
+            courier = Courier(ports.gate, policy, network.ca_file)
+        rest = ports.clock, emit, config, self.config.profiles
+        self.callbacks = Callbacks(ports.callbacks, ports.records, self.secrets, courier, *rest)
+        return self.callbacks
 
     def _reaper(self, emit: Observer) -> Reaper:
         ports, config, environments = self.ports, self.config, self.environments

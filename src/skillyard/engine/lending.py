@@ -161,7 +161,9 @@ class Loan:
         return all(held.handle != handle for held in await self._order.offer.backend.survey())
 
     async def may_repeat(self) -> bool:
-        """Returns whether the run may be started anew behind :meth:`end`: nothing of this attempt is left.
+        """Returns whether the run may be started anew behind :meth:`end`.
+
+        Nothing of this attempt is left then.
 
         Raises SandboxFault where that is not sure yet.
         """

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from skillyard.domain.principal import AgentScope
+from skillyard.domain.work.callback import Callback
 from skillyard.domain.work.event import Event
 from skillyard.domain.work.job import JobRecord
 from skillyard.domain.work.record import RunRecord
@@ -105,6 +106,20 @@ class RecordStore(Protocol):
 
     def ignore(self, listener: Listener) -> None:
         """Ends what :meth:`listen` began. Idempotent."""
+        ...
+
+
+class CallbackStore(Protocol):
+    """The callbacks of tasks that have ended. Each is added with the end of its task, and goes with its record."""
+
+    async def pending(self, limit: int) -> Sequence[Callback]:
+        """Returns those that are to be tried, by the time of the next try."""
+        ...
+
+    async def get(self, run_id: str) -> Callback | None: ...
+
+    async def note(self, callback: Callback) -> None:
+        """Replaces the callback of a task, where its record is still there."""
         ...
 
 

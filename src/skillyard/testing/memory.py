@@ -16,6 +16,7 @@ from skillyard.domain.checks import check_page, check_unicode
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, shape, shown
 from skillyard.domain.principal import AgentScope, Principal, check_principal, check_token_value
 from skillyard.domain.sandbox.spec import Owner
+from skillyard.domain.work.callback import Callback
 from skillyard.domain.work.event import Event, next_event, of_end
 from skillyard.domain.work.labels import check_labels
 from skillyard.domain.work.record import RunKind, RunRecord, check_status
@@ -78,6 +79,8 @@ class MemoryRecords:
         self._requests: dict[str, str] = {}
         self._events: dict[str, list[Event]] = {}
         self._listeners: tuple[Listener, ...] = ()
+        self.called: list[str] = []
+        """Runs that ended with a callback."""
 
     def listen(self, listener: Listener) -> None:
         self.ignore(listener)
@@ -139,6 +142,8 @@ class MemoryRecords:
         self._requests.pop(record.run_id, None)
         at = record.created_at if record.ended_at is None else record.ended_at
         self._add(record, at, record.status.value, of_end(record))
+        if record.callback is not None:
+            self.called.append(record.run_id)
         self._tell(self._records[record.run_id])
         return True
 
@@ -246,6 +251,28 @@ class MemoryRecords:
     def _tell(self, record: RunRecord) -> None:
         for listener in self._listeners:
             listener(record)
+
+
+class MemoryCallbacks:
+    """A :class:`skillyard.ports.records.CallbackStore` over :class:`MemoryRecords`."""
+
+    def __init__(self, records: MemoryRecords) -> None:
+        self._records = records
+        self._noted: dict[str, Callback] = {}
+
+    async def pending(self, limit: int) -> Sequence[Callback]:
+        found = [callback for run_id in self._records.called if (callback := await self.get(run_id)) is not None]
+        waiting = [callback for callback in found if callback.next_at is not None]
+        return sorted(waiting, key=lambda callback: callback.next_at or 0.0)[:limit]
+
+    async def get(self, run_id: str) -> Callback | None:
+        record = await self._records.get(run_id)
+        if record is None or record.callback is None or record.status.live:
+            return None
+        return self._noted.get(run_id, Callback(run_id, next_at=record.ended_at or record.created_at))
+
+    async def note(self, callback: Callback) -> None:
+        self._noted[callback.run_id] = callback
 
 
 def _is_task_of(record: RunRecord, scope: AgentScope) -> bool:

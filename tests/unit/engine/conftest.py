@@ -30,6 +30,7 @@ from skillyard.stores.files.environments import LocalEnvironments
 from skillyard.stores.skills.bundles import LocalBundles
 from skillyard.stores.skills.snapshots import Snapshots
 from skillyard.stores.sqlite.approvals import SqliteApprovals
+from skillyard.stores.sqlite.callbacks import SqliteCallbacks
 from skillyard.stores.sqlite.database import Database
 from skillyard.stores.sqlite.jobs import SqliteJobs
 from skillyard.stores.sqlite.publications import SqlitePublications
@@ -37,7 +38,7 @@ from skillyard.stores.sqlite.records import SqliteRecords
 from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
 from skillyard.stores.sqlite.sessions import SqliteSessions
 from skillyard.testing.jobs.memory import MemoryJobs
-from skillyard.testing.memory import MemoryRecords
+from skillyard.testing.memory import MemoryCallbacks, MemoryRecords
 from skillyard.testing.memory_blobs import MemoryBlobs
 from skillyard.testing.memory_publications import MemoryApprovals, MemoryPublications
 from skillyard.testing.memory_secrets import MemorySecretAudit, MemorySecrets
@@ -156,6 +157,7 @@ def make_app(rig: Rig, config: Sections) -> App:
         records=rig.extra["records"],
         sessions=rig.extra["sessions"],
         jobs=rig.extra["jobs"],
+        callbacks=rig.extra["callbacks"],
         secrets=rig.secrets,
         secret_audit=rig.extra["secret_audit"],
         approvals=rig.extra["approvals"],
@@ -175,7 +177,8 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     clock = ManualClock()
     twins = {
         "blobs": MemoryBlobs(tmp_path, clock, SystemIds()),
-        "records": MemoryRecords(),
+        "records": (records := MemoryRecords()),
+        "callbacks": MemoryCallbacks(records),
         "sessions": MemorySessions(),
         "jobs": MemoryJobs(),
         "secret_audit": MemorySecretAudit(),
@@ -196,6 +199,7 @@ async def stored_rig(tmp_path: Path) -> AsyncIterator[StoredRig]:
         "records": SqliteRecords(database),
         "sessions": SqliteSessions(database),
         "jobs": SqliteJobs(database),
+        "callbacks": SqliteCallbacks(database),
         "secret_audit": SqliteSecretAudit(database),
         "approvals": SqliteApprovals(database),
         "publications": SqlitePublications(database),

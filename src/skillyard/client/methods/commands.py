@@ -84,11 +84,12 @@ class CommandMethods(Calls):
         agent: str | None = None,
         quiet_after_sec: float | None = None,
         max_attempts: int | None = None,
+        callback_url: str | None = None,
     ) -> Json:
         """Starts a command as a task, which outlives this caller and the server: ``task_id``.
 
         The parameters are those of :meth:`run_cmd`. An event tells that it wrote nothing for ``quiet_after_sec``. It
-        is started up to ``max_attempts`` times while its sandbox is lost.
+        is started up to ``max_attempts`` times while its sandbox is lost. ``callback_url`` is told of its end.
         """
         params = given(
             skill_name=skill_name,
@@ -110,6 +111,7 @@ class CommandMethods(Calls):
             agent=agent,
             quiet_after_sec=quiet_after_sec,
             max_attempts=max_attempts,
+            callback_url=callback_url,
         )
         return await self.call("skills.run_cmd_async", params)
 

@@ -70,7 +70,7 @@ class Command:
 
     ``service`` is there when it listens, and is None for other commands. A task tells of a silence of
     ``quiet_after_s``, and is started up to ``max_attempts`` times while its sandbox is lost. ``view`` is the place of
-    the skill's writable files, which paths call ``skill``.
+    the skill's writable files, which paths call ``skill``. ``callback_url`` is told the end of a task.
     """
 
     text: str
@@ -83,6 +83,7 @@ class Command:
     view: str = VIEW
     quiet_after_s: float | None = None
     max_attempts: int = 1
+    callback_url: str | None = None
 
     @property
     def can_only_read(self) -> bool:
@@ -93,7 +94,7 @@ class Command:
         """Returns the JSON form that :func:`from_stored` takes."""
         plain = {**asdict(self), "env": dict(self.env)}
         del plain["service"]
-        for name, usual in (("view", VIEW), ("quiet_after_s", None), ("max_attempts", 1)):
+        for name, usual in _USUAL:
             if plain[name] == usual:
                 del plain[name]
         return plain if self.service is None else {**plain, "service": self.service.stored()}
@@ -105,6 +106,10 @@ class Command:
     def shown(self, path: str) -> str:
         """Returns the path that callers know a place by."""
         return path if self.view == VIEW else _moved(path, self.view, VIEW)
+
+
+_USUAL = (("view", VIEW), ("quiet_after_s", None), ("max_attempts", 1), ("callback_url", None))
+"""The fields of tasks and sessions that most commands do not have."""
 
 
 def _moved(path: str, top: str, to: str) -> str:
@@ -135,6 +140,7 @@ def from_params(params: Mapping[str, Any]) -> Command:
         outputs=tuple(_output(at, row, workdir) for at, row in enumerate(params.get("outputs") or ())),
         quiet_after_s=params.get("quiet_after_sec"),
         max_attempts=params.get("max_attempts", 1),
+        callback_url=params.get("callback_url"),
     )
     _check_apart("inputs", "mount_path", [one.path for one in command.inputs])
     names = [one.save_as or one.path for one in command.outputs if not one.is_pattern]

@@ -251,6 +251,8 @@ class RunRecord:
     """
     max_attempts: int = 1
     """How often a task is started at most, while its sandbox is lost."""
+    callback: str | None = None
+    """The URL that is told of the end of a task."""
     attempts: tuple[dict[str, Any], ...] = ()
     """The attempts of a task before this one: ``attempt``, ``reason``, ``error_message``, times, ``logs_blob``."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from skillyard.domain.errors import Busy, TaskNotFound
 from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.work.callback import DELIVERED, GIVEN_UP, MOST_URL, PENDING
 from skillyard.domain.work.command import MOST_TEXT, VIEW
 from skillyard.domain.work.record import RunRecord
 from skillyard.engine.commands import methods as commands
@@ -158,6 +159,15 @@ _STATUS: dict[str, Schema] = {
     "limits": RUN_LIMITS,
     "labels": LABELS,
     "logs_blob": described(STRING, "the whole output, with marks between its streams, once it has ended"),
+    "callback": shape(
+        "CallbackState",
+        "how far the callback of a task is",
+        {
+            "state": {"type": "string", "enum": [PENDING, DELIVERED, GIVEN_UP]},
+            "tries": INTEGER,
+            "told": described(STRING, "how the last try ended"),
+        },
+    ),
 }
 _QUERIED: dict[str, Schema] = {
     "status_field": described(STRING, f"with '{CMD}'"),
@@ -268,6 +278,12 @@ TABLE = (
             {
                 **COMMAND_PARAMS,
                 "max_attempts": MAX_ATTEMPTS,
+                "callback_url": described(
+                    STRING,
+                    "is told by a signed POST that the task has ended; its host must be one of commands.callback_hosts",
+                    minLength=1,
+                    maxLength=MOST_URL,
+                ),
                 "quiet_after_sec": described(
                     NUMBER, "an event 'quiet' tells that it wrote nothing for so long", minimum=1, maximum=86400
                 ),

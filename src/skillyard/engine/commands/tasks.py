@@ -17,6 +17,7 @@ from skillyard.domain.principal import AgentScope, Principal, agent_scope
 from skillyard.domain.sandbox.spec import Owner
 from skillyard.domain.work.command import VIEW
 from skillyard.domain.work.record import RunKind, RunRecord
+from skillyard.engine.commands.callbacks import Callbacks
 from skillyard.engine.commands.ending import NO_CODE
 from skillyard.engine.commands.output import BOTH, Unmarker
 from skillyard.engine.commands.service import CANCELED, SUCCEEDED, CommandService, artifact, status_of
@@ -61,6 +62,7 @@ class TaskService:
         clock: Clock,
         drain: Drain,
         endpoints: Endpoints,
+        callbacks: Callbacks,
     ) -> None:
         self._commands = commands
         self._runs = runs
@@ -72,6 +74,7 @@ class TaskService:
         self._clock = clock
         self._drain = drain
         self._endpoints = endpoints
+        self._callbacks = callbacks
         self._watched: set[tuple[AgentScope, str]] = set()
 
     async def start(self, principal: Principal, params: Params) -> RunRecord:
@@ -79,6 +82,8 @@ class TaskService:
 
         Raises what :meth:`RunService.record` raises, QuotaExceeded, UnsupportedLanguage.
         """
+        if "callback_url" in params:
+            await self._callbacks.check(principal, params["callback_url"])
         request = await self._commands.request(principal, params, task=True)
         return await self._runs.record(principal, request)
 
@@ -235,6 +240,7 @@ class TaskService:
             "labels": record.labels,
             **({"service": _health(record.service)} if record.service else {}),
             **({"logs_blob": record.logs_blob} if record.logs_blob else {}),
+            **await self._callbacks.told(record),
         }
 
     async def _tails(self, record: RunRecord, most: int) -> tuple[dict[str, Tail], float | None]:

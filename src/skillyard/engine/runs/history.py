@@ -23,7 +23,7 @@ from skillyard.ports.records import RecordStore
 
 _PRIVATE = ("idempotency_key", "request_digest", "revision", "owner", "lease", "deadline", "sandbox", "program",
             "offsets", "blob_prefix", "secrets", "network_session", "service",
-            "session_life", "max_attempts", "attempts")  # fmt: skip
+            "session_life", "max_attempts", "attempts", "callback")  # fmt: skip
 
 Find = Callable[[], Awaitable[RunRecord]]
 """Looks a run up; raises when it does not exist for the caller."""

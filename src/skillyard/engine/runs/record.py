@@ -188,8 +188,8 @@ class Findings:
 
 def first_record(plan: Plan, environment: str, digests: dict[str, Any], needs: dict[str, Any] | None) -> RunRecord:
     """Returns the record of a run that begins. These fields do not change while it goes on."""
-    request, skill = plan.request, plan.of
-    service = None if request.command is None else request.command.service
+    request, skill, command = plan.request, plan.of, plan.request.command
+    service = None if command is None else command.service
     return RunRecord(
         run_id=plan.run_id,
         kind=request.kind,
@@ -210,7 +210,8 @@ def first_record(plan: Plan, environment: str, digests: dict[str, Any], needs: d
         agent=request.agent,
         session=request.session,
         service=None if service is None else service.begun(),
-        max_attempts=1 if request.command is None else request.command.max_attempts,
+        max_attempts=1 if command is None else command.max_attempts,
+        callback=None if command is None else command.callback_url,
     )
 
 

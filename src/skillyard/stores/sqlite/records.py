@@ -15,6 +15,7 @@ from skillyard.domain.errors import IdempotencyConflict, InvalidInput, StoreFaul
 from skillyard.domain.principal import AgentScope
 from skillyard.domain.sandbox.frames import FramePlace
 from skillyard.domain.sandbox.spec import Owner
+from skillyard.domain.work.callback import PENDING
 from skillyard.domain.work.event import Event, next_event, of_end
 from skillyard.domain.work.labels import check_labels
 from skillyard.domain.work.lease import Lease
@@ -38,7 +39,7 @@ _COLUMNS = ("network", "needs", "revision", "lease", "labels")
 """The fields with columns of their own."""
 _WORK = ("owner", "sandbox", "deadline", "cancel_requested", "program", "offsets", "blob_prefix", "secrets",
          "network_session", "agent", "service", "session",
-         "session_life", "max_attempts", "attempts")  # fmt: skip
+         "session_life", "max_attempts", "attempts", "callback")  # fmt: skip
 """The fields that are stored when they differ from their defaults: most runs have none of them."""
 _DEFAULTS = tuple({field.name: field.default for field in fields(RunRecord)}[name] for name in _WORK)
 _FIELDS = tuple(field.name for field in fields(RunRecord) if field.name not in (*_COLUMNS, *_WORK))
@@ -62,6 +63,7 @@ _REPLACE = """
         lease_until = iif(lease_holder IS ?6 AND lease_boot IS ?7, max(lease_until, ?8), ?8), lease_holder = ?6,
         lease_boot = ?7, revision = revision + iif(?9, 0, 1), request = iif(?9, NULL, request)
     WHERE run_id = ?10 AND revision = ?11 AND ended_at IS NULL AND principal = ?12 AND idempotency_key IS ?13"""
+_TELL_END = "INSERT OR IGNORE INTO callbacks SELECT seq, run_id, ?, 0, ?, '' FROM runs WHERE run_id = ?"
 _KEEP_NETWORK = "UPDATE runs SET network = ? WHERE run_id = ? AND ended_at IS NULL"
 _RENEW = "UPDATE runs SET lease_until = ? WHERE lease_holder = ? AND ended_at IS NULL"
 _WHOLE = "record, revision, labels, lease_holder, lease_boot, lease_until, network, needs"
@@ -247,6 +249,8 @@ class SqliteRecords:
                     _add_event(
                         connection, record, at, record.status.value, {} if record.status.live else of_end(record)
                     )
+                if record.callback is not None and not record.status.live:
+                    connection.execute(_TELL_END, (PENDING, at, record.run_id))
                 if kind:
                     _add_event(connection, record, at, kind, data)
             return row
