@@ -105,7 +105,10 @@ def _key(secret: str) -> bytes:
 
 
 def after(callback: Callback, at: float, told: str, *, most: int) -> Callback:
-    """Returns the callback behind a try that failed: tried again later, or given up after ``most`` tries."""
+    """Returns the callback behind a try that failed.
+
+    It is tried again later, and given up after ``most`` tries.
+    """
     tries = callback.tries + 1
     over = tries >= most
     pause = PAUSES_S[min(tries, len(PAUSES_S)) - 1]
