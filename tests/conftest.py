@@ -29,6 +29,7 @@ def pytest_collection() -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(50_000, 10, 10)
     gc.enable()
 
 

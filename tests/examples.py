@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
-SHORT, LONG = 40, 4000
+SHORT, LONG = 25, 4000
 
 
 def register() -> None:
-    """Makes both profiles and takes the short one. No example has a deadline: other work may share the machine."""
+    """Makes both profiles and takes the short one. No example has a deadline: other work may share the machine.
+
+    Hypothesis would read every module of ours for constants to try. That takes each process seconds, and examples
+    would depend on what other tests have imported.
+    """
     health = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.differing_executors]
     for name, count in (("short", SHORT), ("long", LONG)):
         settings.register_profile(name, max_examples=count, deadline=None, suppress_health_check=health)
     settings.load_profile("short")
+    providers._get_local_constants = providers.Constants
 
 
 def fewer(share: int) -> settings:

@@ -6,6 +6,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,8 +41,8 @@ def test_the_protocol_has_exactly_eight_methods() -> None:
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 def test_every_row_is_complete(method: Any) -> None:
-    Draft202012Validator.check_schema(method.params)
-    Draft202012Validator.check_schema(method.result)
+    jsonschema_rs.meta.validate(method.params)
+    jsonschema_rs.meta.validate(method.result)
     assert method.params["additionalProperties"] is False
     assert method.doc.endswith(".")
     assert all(issubclass(error, SkillyardError) for error in method.errors)

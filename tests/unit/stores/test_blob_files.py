@@ -205,7 +205,7 @@ import asyncio, hashlib, resource, sys, tracemalloc
 from pathlib import Path
 from tests.crash.stores_yard import yard
 
-SIZE, PIECE = 256 << 20, 64 << 10
+SIZE, PIECE = 96 << 20, 64 << 10
 
 async def source():
     piece = bytes(range(256)) * (PIECE // 256)

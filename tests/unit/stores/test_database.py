@@ -146,9 +146,9 @@ async def test_a_lock_held_too_long_is_a_fault(path: Path) -> None:
 
 
 async def test_the_log_stays_small(database: Database, path: Path) -> None:
-    text = "x" * 4000
-    for start in range(0, 12_000, 1000):
-        await asyncio.gather(*(database.write(add(f"{text}{start + n}")) for n in range(1000)))
+    text = "x" * 20_000
+    for start in range(0, 2400, 200):
+        await asyncio.gather(*(database.write(add(f"{text}{start + n}")) for n in range(200)))
     assert Path(f"{path}-wal").stat().st_size < 5 * module.RESTART_PAGES * 4096 // 2
 
 

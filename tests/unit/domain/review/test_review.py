@@ -188,6 +188,41 @@ def test_what_is_not_looked_at_is_said() -> None:
     assert sum("was not read" in f.message for f in partial) == 5
 
 
+LONG_WORD = "aZ9" * 30
+SECRETS = {
+    "a private key": "-----BEGIN OPENSSH PRIVATE KEY-----",
+    "an AWS access key": "ASIA2E7Q6KBVTXLMNOPQ",
+    "a GitHub token": f"github_pat_{LONG_WORD}",
+    "a GitLab token": f"glpat-{LONG_WORD[:20]}",
+    "a Slack token": f"xoxb-{LONG_WORD}",
+    "a Slack webhook": f"https://hooks.slack.com/services/T{LONG_WORD[:9]}/B{LONG_WORD[:9]}/{LONG_WORD[:24]}",
+    "a Google API key": f"AIza{LONG_WORD[:35]}",
+    "an Anthropic key": f"sk-ant-{LONG_WORD}",
+    "an OpenAI key": f"sk-proj-{LONG_WORD}",
+    "a Stripe key": f"rk_live_{LONG_WORD}",
+    "an npm token": f"npm_{LONG_WORD[:36]}",
+    "a PyPI token": f"pypi-AgEI{LONG_WORD}",
+    "a Hugging Face token": f"hf_{'aZq' * 12}"[:37],
+    "a SendGrid key": f"SG.{LONG_WORD[:22]}.{LONG_WORD[:43]}",
+    "a Telegram token": f"987654321:AA{LONG_WORD[:33]}",
+    "a signed token (JWT)": f"eyJ{LONG_WORD}.eyJ{LONG_WORD}.{LONG_WORD}",
+    "an Azure account key": f"AccountKey={LONG_WORD[:86]}==",
+    "a password in a URL": "redis://me:hunter2hunter@db.acme.dev",
+}
+
+
+@pytest.mark.parametrize("sort", SECRETS)
+def test_each_sort_of_secret_is_found(sort: str) -> None:
+    found = reviewed(texts(**{"a.txt": f"x\n{SECRETS[sort]}\n"})).findings
+    assert [(f.line, f.message) for f in found if f.rule == "secret"] == [(2, f"holds what looks like {sort}")]
+
+
+@pytest.mark.parametrize("name", ["PASSWORD", "passwd", "\u017fecret", "to\u212aen", "Api_Key", "accesskey", "AUTH"])
+def test_each_name_of_a_secret_is_known(name: str) -> None:
+    found = reviewed(texts(**{"a.txt": f"{name} = 'q9X2vB7kLm3Pz8Rt'"})).findings
+    assert [f.level for f in found if f.rule == "secret"] == ["warning"]
+
+
 def test_a_review_is_json() -> None:
     for case in CASES.values():
         made = reviewed(files_of(case)).as_dict()

@@ -90,14 +90,17 @@ def around(boundary: int, length: int = len(SECRET)) -> range:
 def texts(
     boundaries: Iterable[int], behind: tuple[int, ...], secret: str = SECRET, *, all_pairs: bool
 ) -> Iterator[str]:
-    """Yields texts with the secret at each place around each boundary.
+    """Yields texts with the secret at places around each boundary, and with each length of ``behind`` after it.
 
-    ``behind`` says how much text follows. The lengths take turns from place to place, unless ``all_pairs`` are wanted.
+    These are all pairs of a place and a length, or every third place, where the lengths take turns: a cut that
+    leaves a piece does so at several places in a row, as many as the secret has characters beyond a piece.
     """
-    for boundary in boundaries:
+    for number, boundary in enumerate(boundaries):
         for turn, at in enumerate(around(boundary, len(secret))):
-            for length in behind if all_pairs else (behind[turn % len(behind)],):
-                yield "x" * at + secret + "y" * length
+            if all_pairs:
+                yield from ("x" * at + secret + "y" * length for length in behind)
+            elif turn % 3 == number % 3:
+                yield "x" * at + secret + "y" * behind[turn // 3 % len(behind)]
 
 
 ALL_PAIRS = pytest.mark.parametrize(

@@ -330,7 +330,7 @@ def test_any_parameters_get_an_answer_or_a_listed_error(method: str) -> None:
     @given(params=params_of(row))
     def hold(params: dict[str, Any]) -> None:
         try:
-            answer: dict[str, Any] | None = asyncio.run(call(book, LOCAL, method, params))
+            answer: dict[str, Any] | None = runner.run(call(book, LOCAL, method, params))
         except listed as error:
             answer = None
             said = error.message
@@ -340,7 +340,8 @@ def test_any_parameters_get_an_answer_or_a_listed_error(method: str) -> None:
             assert set(row.result["required"]) <= set(answer)
             json.dumps(answer)
 
-    hold()
+    with asyncio.Runner() as runner:
+        hold()
 
 
 async def test_no_answer_event_or_row_holds_a_value(stored_rig: StoredRig) -> None:
