@@ -50,7 +50,7 @@ class MemoryBlobs:
         blob_id = self._ids.blob() if blob_id is None else check_blob_id("blob_id", blob_id)
         now = self._clock.now()
         expires_at = expiry(now, ttl_s)
-        content = b""
+        content = bytearray()
         async for piece in _pieces(data):
             content += piece
             self._limits.check_size(len(content), max_bytes)
@@ -59,7 +59,7 @@ class MemoryBlobs:
             raise InvalidInput("blob_id", "is taken", shown(blob_id))
         digest = hashlib.sha256(content).hexdigest()
         info = BlobInfo(blob_id, kind, len(content), digest, owner, now, expires_at, run_id)
-        self._blobs[blob_id] = _Blob(info, content)
+        self._blobs[blob_id] = _Blob(info, bytes(content))
         return info
 
     async def stat(self, blob_id: str) -> BlobInfo | None:
