@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 SHORT, LONG = 25, 4000
 
@@ -18,7 +19,7 @@ def register() -> None:
     for name, count in (("short", SHORT), ("long", LONG)):
         settings.register_profile(name, max_examples=count, deadline=None, suppress_health_check=health)
     settings.load_profile("short")
-    providers._get_local_constants = providers.Constants
+    providers._get_local_constants = Constants
 
 
 def fewer(share: int) -> settings:
