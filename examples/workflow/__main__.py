@@ -1,4 +1,4 @@
-"""``python -m examples.workflow``: upload, load, activate, run a command, start long work, watch it, get its artifacts.
+"""``python -m examples.workflow``: upload, load, activate, a command, a task, a job, and their artifacts.
 
 A server of its own does the work, with the settings of ``service.toml``. The agent's token has the profile of
 ``skill_orchestrator_agent.yaml`` and no other tool.
@@ -44,6 +44,10 @@ def work(server: ServerProcess) -> None:
         print(f"uploaded {uploaded['skill_name']} {uploaded['version']}")
         with SyncClient(server.url, agent_token(server)) as agent:
             artifacts = orchestrate(agent)
+            job_id = start_job(agent)
+        job = owner.job_watch(job_id, timeout_sec=120)
+        steps = ", ".join(f"{step['name']} {step['status']}" for step in job["steps"])
+        print(f"job {job['status']}: {steps}: {job['steps'][-1]['stdout_tail'].strip()}")
         for artifact in artifacts:
             content = owner.read_blob(artifact["artifact_id"])["preview"]
             print(f"artifact {artifact['filename']}, {artifact['size']} bytes: {content.split()}")
@@ -70,6 +74,19 @@ def orchestrate(agent: SyncClient) -> list[dict[str, Any]]:
     except Forbidden as refusal:
         print(f"refused: {refusal}")
     return [*short["created_artifacts"], *ended["created_artifacts"]]
+
+
+def start_job(agent: SyncClient) -> str:
+    """Starts two steps in one session. The second one gets a file of the first as an input."""
+    steps = [
+        {"name": "bring", "command": f"printf '%s\\n' '{TEXT}' > text.txt", "outputs": [{"path": "text.txt"}]},
+        {
+            "name": "count",
+            "command": "wc -w < copy.txt",
+            "inputs": [{"artifact_id": "step:bring/text.txt", "mount_path": "copy.txt"}],
+        },
+    ]
+    return str(agent.start_job(NAME, "words", steps)["job_id"])
 
 
 def archive() -> bytes:

@@ -153,7 +153,9 @@ class App:
         has_gate = ports.gate is not None
         self.strict_params = self.config.strict_params
         self.drain = Drain(self.active, ports.records)
-        commands = CommandService(self.runs, self.sessions, ports.blobs, config.commands, config.profiles)
+        commands = CommandService(
+            self.runs, self.sessions, ports.blobs, ports.records, config.commands, config.profiles
+        )
         self.task_service = TaskService(
             commands,
             self.runs,
@@ -302,7 +304,7 @@ class App:
         frames = FrameFamilies(config.blobs.frames, config.commands.frames(config.blobs.frames))
         families = (family, command_family)
         self.planner = Planner(
-            self.skills, self.backends, ports.blobs, ports.clock, ports.ids, *families, config.profiles
+            self.skills, self.backends, ports.blobs, ports.clock, ports.ids, *families, config.profiles, ports.records
         )
         secrets = RunSecrets(self.secrets, code_may=config.policy.run_code_secrets == "mounted")
         packages = RunPackages(self.environments, self.skills.standings, secrets, config.packages)

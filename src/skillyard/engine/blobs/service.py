@@ -7,9 +7,11 @@ from contextlib import asynccontextmanager
 
 from skillyard.domain.checks import is_blob_id
 from skillyard.domain.errors import BlobNotFound, InvalidInput
-from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.principal import Principal, Scope, agent_scope
+from skillyard.domain.work.record import RunRecord
 from skillyard.engine.shares import LargeReads
 from skillyard.ports.blobs import BlobInfo, BlobStore
+from skillyard.ports.records import RecordStore
 
 MAX_READ = 4 * 1024 * 1024
 """Bytes of a blob that one answer may hold."""
@@ -79,6 +81,33 @@ async def owned_blob(store: BlobStore, principal: Principal, blob_id: str, field
     if info is None or not principal.sees(info.owner):
         raise BlobNotFound(field, f"no blob '{blob_id[:160]}'", blob_id=blob_id[:160])
     return info
+
+
+async def agents_blob(
+    store: BlobStore,
+    records: RecordStore,
+    principal: Principal,
+    blob_id: str,
+    field: str,
+    agent: str | None = None,
+) -> tuple[BlobInfo, RunRecord | None]:
+    """Returns a blob as commands know it, and the record of the command that made it.
+
+    One that a command made belongs to the agent and the project of that command, and any other to its owner. When no
+    ``agent`` is named, it may be of each that the token may act for. Raises BlobNotFound, alike for those of others
+    and for none; Forbidden for an agent that may not be named.
+    """
+    scope = agent_scope(principal, agent)
+    info = await store.stat(blob_id) if is_blob_id(blob_id) else None
+    if info is not None:
+        record = await records.get(info.run_id) if info.run_id else None
+        if record is None or not record.agent or record.project != scope.project:
+            mine = agent is None and principal.sees(info.owner)
+        else:
+            mine = record.agent == scope.agent or (agent is None and principal.may_act_for(record.agent))
+        if mine:
+            return info, record
+    raise BlobNotFound(field, f"no blob '{blob_id[:160]}'", blob_id=blob_id[:160])
 
 
 def _window(info: BlobInfo, mode: str, max_bytes: int) -> tuple[int, int]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from skillyard.domain.checks import is_blob_id
 from skillyard.domain.errors import BlobNotFound, InvalidInput, shown
-from skillyard.domain.principal import Principal, Scope, agent_scope
+from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.work.record import RunRecord
-from skillyard.engine.blobs.service import MAX_READ
+from skillyard.engine.blobs.service import MAX_READ, agents_blob
 from skillyard.engine.commands.service import artifact
 from skillyard.engine.method import (
     BLOB_ID,
@@ -45,17 +44,7 @@ class ArtifactService:
         self, principal: Principal, artifact_id: str, agent: str | None = None
     ) -> tuple[BlobInfo, RunRecord | None]:
         """Returns an artifact, and the record of its command. Raises BlobNotFound, alike for those of others."""
-        scope = agent_scope(principal, agent)
-        info = await self._blobs.stat(artifact_id) if is_blob_id(artifact_id) else None
-        if info is not None:
-            record = await self._records.get(info.run_id) if info.run_id else None
-            if record is not None and record.agent and record.project == scope.project:
-                mine = agent is None and principal.may_act_for(record.agent)
-            else:
-                mine = agent is None and principal.sees(info.owner)
-            if mine or (record is not None and (record.project, record.agent) == (scope.project, scope.agent)):
-                return info, record
-        raise BlobNotFound("artifact_id", f"no artifact '{artifact_id[:160]}'", blob_id=artifact_id[:160])
+        return await agents_blob(self._blobs, self._records, principal, artifact_id, "artifact_id", agent)
 
     async def read(self, info: BlobInfo, offset: int, max_bytes: int) -> bytes:
         """Returns bytes of an artifact from ``offset`` on. Raises InvalidInput for an offset behind its end, Busy."""

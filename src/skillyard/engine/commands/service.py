@@ -13,7 +13,7 @@ from skillyard.domain.principal import Principal, agent_scope
 from skillyard.domain.work.command import Command, from_params
 from skillyard.domain.work.labels import check_labels
 from skillyard.domain.work.record import Outcome, RunKind, RunRecord, RunStatus
-from skillyard.engine.blobs.service import owned_blob
+from skillyard.engine.blobs.service import agents_blob
 from skillyard.engine.commands.ending import NO_CODE
 from skillyard.engine.commands.output import STDERR, STDOUT
 from skillyard.engine.commands.tails import Tail, tails_of
@@ -21,6 +21,7 @@ from skillyard.engine.runs.request import RunRequest
 from skillyard.engine.runs.service import RunService
 from skillyard.engine.sessions.service import SessionService
 from skillyard.ports.blobs import BlobStore
+from skillyard.ports.records import RecordStore
 
 Params = Mapping[str, Any]
 SUCCEEDED, FAILED, CANCELED = "succeeded", "failed", "canceled"
@@ -34,6 +35,7 @@ class CommandService:
         runs: RunService,
         sessions: SessionService,
         blobs: BlobStore,
+        records: RecordStore,
         settings: CommandSettings,
         profiles: Mapping[str, ProfileSettings],
     ) -> None:
@@ -41,6 +43,7 @@ class CommandService:
         self._runs = runs
         self._sessions = sessions
         self._blobs = blobs
+        self._records = records
         self._settings = settings
 
     async def run(self, principal: Principal, params: Params, *, alone: bool = False) -> dict[str, Any]:
@@ -114,7 +117,7 @@ class CommandService:
         total = 0
         for at, one in enumerate(command.inputs):
             where = f"inputs[{at}].artifact_id"
-            size = (await owned_blob(self._blobs, principal, one.blob_id, where)).size
+            size = (await agents_blob(self._blobs, self._records, principal, one.blob_id, where))[0].size
             total += size
             if size > most:
                 rule = f"is a file of {size} bytes, and commands.input_bytes allows {most}"

@@ -27,12 +27,13 @@ from skillyard.domain.work.command import VIEWS
 from skillyard.domain.work.limits import MINIMUM, LimitFamily, Limits
 from skillyard.domain.work.record import RunKind, RunRecord
 from skillyard.engine.backends import Backends, Offer
-from skillyard.engine.blobs.service import owned_blob
+from skillyard.engine.blobs.service import agents_blob, owned_blob
 from skillyard.engine.runs.request import RunRequest
 from skillyard.engine.skills.service import SkillService
 from skillyard.engine.skills.standings import UNMOUNTED, RunTrust
 from skillyard.ports.blobs import BlobInfo, BlobStore
 from skillyard.ports.clock import Clock, Ids
+from skillyard.ports.records import RecordStore
 
 _SHORT = 12
 
@@ -77,6 +78,7 @@ class Planner:
         limits: LimitFamily,
         command_limits: LimitFamily,
         profiles: Mapping[str, ProfileSettings],
+        records: RecordStore,
     ) -> None:
         self._skills = skills
         self._backends = backends
@@ -86,6 +88,13 @@ class Planner:
         self._limits = limits
         self._command_limits = command_limits
         self._profiles = profiles
+        self._records = records
+
+    async def _blob(self, principal: Principal, request: RunRequest, blob_id: str, field: str) -> BlobInfo:
+        """Raises BlobNotFound."""
+        if request.command is None:
+            return await owned_blob(self._blobs, principal, blob_id, field)
+        return (await agents_blob(self._blobs, self._records, principal, blob_id, field))[0]
 
     async def plan(self, principal: Principal, request: RunRequest, before: RunRecord | None = None) -> Plan:
         """Finds and checks everything that a request names. ``before`` is the record of a run that is planned again.
@@ -111,7 +120,7 @@ class Planner:
         if request.session is not None:
             request = _in_session(request, of)
         ids = enumerate(request.input_blobs)
-        blobs = tuple([await owned_blob(self._blobs, principal, id, f"input_blobs[{i}]") for i, id in ids])
+        blobs = tuple([await self._blob(principal, request, id, f"input_blobs[{i}]") for i, id in ids])
         return Plan(
             run_id=run_id,
             principal=principal,

@@ -91,3 +91,20 @@ async def test_a_blob_of_its_owner_is_an_artifact_without_a_name(rig: Rig, artif
     assert (found["content"], found["filename"], found["run_id"], found["agent"]) == ("x", "", None, "")
     with pytest.raises(BlobNotFound):
         await read(rig, OTHERS[0], blob)
+
+
+async def test_every_token_of_the_agent_gives_it_to_a_command(rig: Rig, artifact: str) -> None:
+    asked: dict[str, Any] = {
+        "skill_name": "acme.notes", "command": "ls", "inputs": [{"artifact_id": artifact, "mount_path": "in.txt"}],
+    }  # fmt: skip
+    second = Principal("second", SCOPES, project="crm", agent="crawler")
+    chief = Principal("chief", SCOPES, project="crm", agents=("craw*",))
+    rig.backend.script = playing(DONE)
+    for who in (ANNA, second, chief):
+        assert (await rig.call("skills.run_cmd", who, **asked))["status"] == "succeeded"
+    for who in OTHERS:
+        for method in ("skills.run_cmd", "skills.run_cmd_async"):
+            with pytest.raises(BlobNotFound, match=r"inputs\[0\]"):
+                await rig.call(method, who, **asked)
+    with pytest.raises(BlobNotFound):
+        await rig.call("run_code", second, language="python", code="def main(args): return {}", input_blobs=[artifact])
