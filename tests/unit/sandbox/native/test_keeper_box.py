@@ -11,12 +11,14 @@ import pytest
 
 from skillyard.sandbox.native.inside.walls import READY
 from skillyard.sandbox.native.keeper.loop import Loop
-from skillyard.sandbox.native.keeper.request import Shape
+from skillyard.sandbox.native.keeper.program import Caps
+from skillyard.sandbox.native.keeper.request import Lease, Shape
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.linux import kernel
 from tests.unit.sandbox.native.places import BarePlace
 
 SHAPE = Shape("base@", "", memory_mb=64, cpus=1.0, pids=16, disk_mb=16)
+CAPS = Caps(1 << 16, 1 << 16, 1 << 16, False)
 
 
 @pytest.fixture
@@ -87,3 +89,17 @@ def test_words_that_break_the_rules_end_it_even_before_the_zygote_spoke(
     loop.running = True
     loop.run()
     assert box.dead
+
+
+def test_a_kept_one_gives_its_init_time_to_end_a_program(
+    box: Sandbox, loop: Loop, init: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds the files of a session, and on a busy host its init gets no processor for seconds."""
+    monkeypatch.setattr("skillyard.sandbox.native.keeper.sandbox.KILL_GRACE_S", 0.0)
+    box.lease = Lease("the-key", "task", False, 60_000, "somebody")
+    box.cloned(init.pid, kernel.pidfd_open(init.pid))
+    program = box.start("p", {"argv": ["true"], "env": {}, "cwd": "/", "stdin": False}, CAPS, None)
+    box.kill_program(program, "cancelled", "enough")
+    loop.after(0.2, lambda: setattr(loop, "running", False))
+    loop.run()
+    assert init.poll() is None

@@ -19,9 +19,8 @@ from skillyard.sandbox.native.keeper.program import Caps, Program, close_descrip
 from skillyard.sandbox.native.keeper.request import Lease, Opened, Shape, Show
 from skillyard.sandbox.native.linux import kernel
 
-KILL_GRACE_S = 2.0
-_WORDS_A_TURN = 64
-"""Words of one init that are read before others have their turn."""
+KILL_GRACE_S, KEPT_GRACE_S = 2.0, 10.0  # kept sandboxes have files to lose, and a busy host lets init wait
+_WORDS_A_TURN = 64  # words of one init that are read before others have their turn
 _BY_ITSELF = ("", "")
 _STAYS_AFTER = ("", "timeout", "output")
 """The limit that ended a program; empty when none did."""
@@ -206,8 +205,8 @@ class Sandbox:
 
     def _begin(self, program: Program, message: dict[str, Any], request: bytes | None) -> None:
         single = self.lease is not None and self.lease.single
-        if alone := bool(message.get("alone")):  # init ends the worker with the others
-            self._forget_worker()
+        if alone := bool(message.get("alone")):
+            self._forget_worker()  # init ends it with the others
         if request is None:
             self._start_argv(program, message)
         elif self._channel is not None and not program.kept:
@@ -229,15 +228,16 @@ class Sandbox:
         single = self.lease is not None and self.lease.single
         if single:
             self._hurry()
-            if not self._can_stay(program):
-                self.kill()
-                return
+        if single and not self._can_stay(program):
+            self.kill()
+            return
         try:
             packets.send(self.control, {"wind_up": program.id} if single else {"kill": program.id})
         except OSError:
             self.kill()
             return
-        self.loop.after(KILL_GRACE_S, lambda: self.kill() if program.ending is None else None)
+        grace_s = KILL_GRACE_S if single else KEPT_GRACE_S
+        self.loop.after(grace_s, lambda: self.kill() if program.ending is None else None)
 
     def _can_stay(self, program: Program) -> bool:
         """Returns whether the sandbox outlives its one program, whose files can be collected then."""
