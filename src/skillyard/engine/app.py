@@ -344,7 +344,15 @@ class App:
         requests = Budget(total, each, "too many large requests at once; send bulk data as a blob")
         holder = f"{os.getpid()}-{os.urandom(8).hex()}"
         keeping = Keeping(
-            ports.sessions, ports.records, self.backends, ports.clock, ports.ids, emit, config.sessions, holder
+            ports.sessions,
+            ports.records,
+            ports.secrets,
+            self.backends,
+            ports.clock,
+            ports.ids,
+            emit,
+            config.sessions,
+            holder,
         )
         self.sessions = SessionService(keeping, self.lender, ports.secrets, self.active, ports.clock, emit)
         self.detached = DetachedRuns(

@@ -23,6 +23,7 @@ from skillyard.engine.sessions.turns import Turns
 from skillyard.ports.clock import Clock, Ids
 from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Sandbox
+from skillyard.ports.secrets import SecretStore
 from skillyard.ports.sessions import SessionStore
 
 LEASE_S = 90.0
@@ -64,6 +65,7 @@ class Keeping:
         self,
         store: SessionStore,
         records: RecordStore,
+        secrets: SecretStore,
         backends: Backends,
         clock: Clock,
         ids: Ids,
@@ -75,6 +77,7 @@ class Keeping:
         self.turns = Turns(settings.waiting)
         self.settings = settings
         self._records = records
+        self._secrets = secrets
         self._backends = backends
         self._clock = clock
         self._ids = ids
@@ -195,6 +198,8 @@ class Keeping:
             session = await self.drain(session, by, reason)
             await self._destroy(session)
             await self._changed(session, ended)
+            if session.call is None:  # else its run may be gone on with, and redacted: the sweep forgets them
+                await self._secrets.forget(session.session_id)
         except SandboxGone:
             return True  # somebody else ended it
         except (SkillyardError, TimeoutError) as error:

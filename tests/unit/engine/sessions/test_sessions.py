@@ -382,6 +382,16 @@ async def test_a_skill_without_approval_leaves_no_rights_to_later_calls(rig: Rig
     assert (await run_cmd(rig, "fresh", skill_name="acme.rights"))["status"] == "succeeded"
 
 
+async def test_an_ended_session_leaves_no_secret(rig: Rig) -> None:
+    rig.skills.add(a_skill("acme.rights", kind=SkillKind.INSTRUCTION, needs=Needs(secrets=(SecretNeed("TOKEN"),))))
+    rig.configure(policy={"run_code_secrets": "mounted"})
+    rig.secrets.values["TOKEN"] = "tok-0123456789"
+    assert (await run_cmd(rig, skill_name="acme.rights"))["status"] == "succeeded"
+    assert list(await rig.secrets.keeping()) == [session.session_id for session in await live(rig)]
+    await rig.call("skills.end_session", ANN, session_id="work")
+    assert not await rig.secrets.keeping()
+
+
 async def test_a_session_gets_a_new_sandbox_now_and_then(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skillyard.engine.sessions.loan.RENEWED_AFTER", 3)
     for number in range(4):
