@@ -16,6 +16,7 @@ from tests.conformance.gate.intercepted import TOKEN, Outside
 from tests.conformance.gate.programs.web import Asked
 from tests.crash.server import Server
 
+HOLD_S = 10.0
 TOLD = "told-to-the-run-and-never-shown"
 """The value of a secret that stands in the sandbox's environment."""
 SKILL = "tests.steps"
@@ -110,7 +111,8 @@ def output_of(args: dict[str, Any]) -> dict[str, Any]:
 class Witness:
     """The service, as far as ``calls`` by run and step, and the marks of ``starts`` by run.
 
-    The skill calls it at ``at``. Code without secrets calls it at ``plain_at``. ``strangers`` are callers that did not
+    The skill calls it at ``at``. Code without secrets calls it at ``plain_at``. Programs that ask at ``hold_at`` are in
+    ``held`` by the last part of the path, and answered once ``free`` is set. ``strangers`` are callers that did not
     show the secret, or showed one. ``env`` has servers know the skill and reach the service.
     """
 
@@ -118,11 +120,14 @@ class Witness:
         self.calls: Counter[tuple[str, str]] = Counter()
         self.starts: defaultdict[str, set[str]] = defaultdict(set)
         self.strangers: list[Asked] = []
+        self.held: set[str] = set()
+        self.free = threading.Event()
         self._lock = threading.Lock()
         self._outside = Outside(home)
-        self._outside.routes["/count/"] = self._count
+        self._outside.routes |= {"/count/": self._count, "/hold/": self._hold}
         port, plain = self._outside.https.port, f"plain.test:{self._outside.http.port}"
         self.at, self.plain_at = f"https://api.test:{port}/count", f"http://{plain}/count"
+        self.hold_at, self.elsewhere = f"https://api.test:{port}/hold", f"https://other.test:{port}/"
         skill = home / "skills" / SKILL
         (skill / "code").mkdir(parents=True)
         (skill / "skill.toml").write_text(MANIFEST.format(port=port))
@@ -170,6 +175,10 @@ class Witness:
             if asked.headers.get("x-key") != (TOKEN if asked.server == "https" else "none"):
                 self.strangers.append(asked)
         return 200, {"content-type": "text/plain"}, f"saw {seed}/{step}".encode()
+
+    def _hold(self, asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        self.held.add(asked.target.rpartition("/")[2])
+        return 200 if self.free.wait(HOLD_S) else 503, {}, b""
 
 
 def leaks(data_dir: Path) -> list[str]:
