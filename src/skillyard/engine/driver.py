@@ -16,7 +16,7 @@ from skillyard.config.network import NetworkSettings
 from skillyard.config.packages import EnvironmentSettings, PackagesSettings
 from skillyard.domain.errors import Busy, IdempotencyConflict, ProtectionMissing, SandboxGone, SkillyardError
 from skillyard.domain.sandbox.frames import Result
-from skillyard.domain.sandbox.spec import Guest, Stream, StreamLimits
+from skillyard.domain.sandbox.spec import AtCap, Guest, Stream, StreamLimits
 from skillyard.domain.work.record import Ending, Outcome, RunRecord, RunStatus
 from skillyard.engine.commands.ending import concluded, cut_short, judged
 from skillyard.engine.commands.output import Marked
@@ -247,7 +247,7 @@ class Driver:
             Guest(guest, kept=self._loan.keeps),
             id=self._run_id,
             timeout_ms=job.limits.timeout_ms,
-            streams=StreamLimits(tools.log_bytes, tools.blob_bytes + _BESIDE_BLOBS),
+            streams=StreamLimits(tools.log_bytes, tools.blob_bytes + _BESIDE_BLOBS, at_cap=job.at_cap),
         )
         self._active.begin(process, sandbox)
         await self._loan.hand_back()
@@ -401,7 +401,8 @@ class Driver:
             tell = Silence(self._tools.tasks, self._ledger.tell, command.quiet_after_s)
             self._active.live = Live(self._tools.clock.now, tell)
         taken, longer_s = self._record.offsets.log, self._job.limits.timeout_ms / 1000
-        return LogInParts(self._logs, self._target, taken, self._ledger.took, longer_s, self._active.live)
+        ring = self._tools.log_bytes if self._job.at_cap is AtCap.RING else None
+        return LogInParts(self._logs, self._target, taken, self._ledger.took, longer_s, self._active.live, ring)
 
     def _remaining_s(self) -> float:
         if self._record.deadline is None:

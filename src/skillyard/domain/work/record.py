@@ -123,7 +123,8 @@ class LogPlace:
     """A place in a log, which lies before ``offset`` in so many ``parts``.
 
     Parts are blobs without secrets. ``covered`` bytes from there on belong to a secret that was taken out. ``dropped``
-    bytes before it were never read. ``streams`` are those of a command.
+    bytes before it were never read. ``streams`` are those of a command. Where the log keeps its latest parts alone,
+    ``first`` numbers the first that is kept, and ``gone`` bytes of ``size`` lay in those before it.
     """
 
     offset: int = 0
@@ -131,6 +132,9 @@ class LogPlace:
     parts: int = 0
     dropped: int = 0
     streams: StreamPlaces = BEGIN
+    first: int = 0
+    gone: int = 0
+    size: int = 0
 
 
 LOG_START = LogPlace()

@@ -170,6 +170,9 @@ class MarkedRedactor(Redactor):
         )
         return LogPlace(read - (self._read - look.offset), streams=at)
 
+    def mark(self) -> None:
+        self._marker.unmarked = _PIECE
+
     def aside(self, text: bytes) -> bytes:
         out = bytearray()
         self._marker.add(out, self._marker.stream, text)

@@ -5,11 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from skillyard.engine.commands.output import BOTH, MARK_EVERY, STDOUT, Unmarker
 from skillyard.engine.tasks import Tasks
 from skillyard.engine.text import cut_tail
+
+
+class Kept(Protocol):
+    """A log at work that can be read where it is kept."""
+
+    async def page(self, offset: int, most: int, first_s: float) -> tuple[bytes, int, str]:
+        """Returns bytes from ``offset`` on, and the stream that they begin in.
+
+        Between them is the number of bytes that are not kept any more. It waits ``first_s`` for the first byte.
+        """
+        ...
+
 
 Tell = Callable[[str, Mapping[str, Any]], Coroutine[Any, Any, None]]
 
@@ -129,13 +141,15 @@ class Silence:
 class Live:
     """The ends of both streams of a command at work.
 
-    ``heard_at`` is the time of its last output; None while this server heard none.
+    ``heard_at`` is the time of its last output; None while this server heard none. ``log`` is that of a service, which
+    keeps its latest output alone.
     """
 
     def __init__(self, now: Callable[[], float], silence: Silence) -> None:
         self.tails = {stream: Tail(MOST_TAIL) for stream in BOTH}
         self.silence = silence
         self.heard_at: float | None = None
+        self.log: Kept | None = None
         self._now = now
         self._reader = Unmarker()
 

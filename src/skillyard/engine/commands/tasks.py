@@ -255,7 +255,10 @@ class TaskService:
             try:
                 if (info := await self._blobs.stat(record.logs_blob)) is not None:
                     read = partial(self._blobs.read, info.blob_id)
-                    return await tails_at_end(read, info.size, dict.fromkeys(BOTH, most)), None
+                    tails = await tails_at_end(read, info.size, dict.fromkeys(BOTH, most))
+                    for tail in tails.values() if record.offsets.log.gone else ():
+                        tail.size = max(tail.size, most + 1)
+                    return tails, None
             except SkillyardError:  # it expired, or was deleted
                 pass
         return {name: Tail(0, size=int(bool(record.logs_preview))) for name in BOTH}, None

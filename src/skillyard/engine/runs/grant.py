@@ -20,6 +20,7 @@ from skillyard.domain.package.environment import SHOWN
 from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.frames import FrameFamilies, FrameLimits
 from skillyard.domain.sandbox.spec import (
+    AtCap,
     BlobMount,
     EnvironmentRef,
     GuestCall,
@@ -304,6 +305,12 @@ class Job:
     wish: Wish | None = None
     withheld: str = ""
     command: Command | None = None
+
+    @property
+    def at_cap(self) -> AtCap:
+        """Returns the fate above the limit of the log: a service goes on, with its latest output."""
+        serves = self.command is not None and self.command.service is not None
+        return AtCap.RING if serves else AtCap.END
 
 
 def job_of(plan: Plan, grant: Grant, network: NetworkSettings, session: str | None = None) -> Job:

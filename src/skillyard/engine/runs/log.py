@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from skillyard.domain.errors import BlobNotFound, OutputDropped, SkillyardError
 from skillyard.domain.sandbox.spec import Stream
 from skillyard.domain.work.record import LogPlace
+from skillyard.engine.commands.output import MARK_EVERY, STDOUT, stream_at
 from skillyard.engine.commands.tails import Live
 from skillyard.engine.runs.collect import INLINE, BlobTarget, Took
 from skillyard.engine.secrets.redact import Redaction
@@ -19,6 +21,8 @@ MAX = 2048
 HEAD = 512
 PART_BYTES = 1024 * 1024
 _KIND = "text/plain"
+_MOST_LEFT = 64
+"""Parts that a server which died may have noted as dropped without removing them."""
 
 
 class Preview:
@@ -138,10 +142,12 @@ class LogInParts:
         took: Took,
         longer_s: float,
         live: Live | None = None,
+        ring: int | None = None,
     ) -> None:
         """``taken`` is where an earlier server was; ``took`` notes in the record where this one is.
 
         A part is kept ``longer_s`` than other blobs: until the run has ended. ``live`` hears the output of a command.
+        With ``ring`` the last so many bytes are kept, and it can be read at work by :meth:`page`.
         """
         self._redaction = redaction
         self._target = target
@@ -152,6 +158,14 @@ class LogInParts:
         self._rest: bytes | None = None
         """The redacted log behind the parts, once it was read to its end."""
         self._most = taken.parts + target.again
+        self._ring = ring
+        self._part_bytes = PART_BYTES if ring is None else max(1, min(PART_BYTES, ring // 4))
+        self._sizes: list[int] | None = None
+        """The bytes of the parts that are kept, in a ring; None until they were looked at."""
+        self._part = bytearray()
+        self._news = asyncio.Event()
+        if live is not None and ring is not None:
+            live.log = self
         self._go_back(taken)
 
     async def take(self, process: Process) -> None:
@@ -159,26 +173,95 @@ class LogInParts:
 
         Where a part cannot be stored, it ends earlier, and :meth:`keep` reads the rest. Raises LeftBehind.
         """
-        part, silence = bytearray(), None if self._live is None else self._live.silence
+        part, silence = self._part, None if self._live is None else self._live.silence
         if silence is not None:
             silence.begin()
         try:
             if self._target.again:  # stored by an earlier server, which did not come to note it
                 await self._target.store.delete(self._id(self._taken.parts))
                 await self._tell_last_part()
-            async for piece in self._pieces(process):
+            if self._ring is not None:
+                await self._measure()
+            async for piece in self._pieces(process, anew=self._ring is not None):
                 if self._live is not None:
                     self._live.hear(piece)
                 part += piece
-                if len(part) >= PART_BYTES:
+                if len(part) >= self._part_bytes:
                     await self._store(bytes(part))
-                    part.clear()
+                if piece:
+                    self._tell_news()
         except SkillyardError:
             return
         finally:
             if silence is not None:
                 silence.end()
         self._rest = bytes(part)
+
+    async def page(self, offset: int, most: int, first_s: float) -> tuple[bytes, int, str]:
+        clock = asyncio.get_running_loop().time
+        until = clock() + first_s
+        while self._end <= offset and clock() < until:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._news.wait()
+        data, dropped, stream = b"", 0, STDOUT
+        while len(data) < most and (start := offset + dropped + len(data)) < self._end:
+            gone = self._taken.gone
+            if start < gone and data:
+                break
+            dropped += max(0, gone - start)
+            try:
+                before, piece = await self._piece(max(start, gone), most - len(data))
+            except BlobNotFound:
+                if self._taken.gone == gone:  # it was not dropped, so it was removed
+                    break
+                continue
+            stream = stream if data else stream_at(before)
+            data += piece
+        return data, dropped, stream
+
+    @property
+    def _end(self) -> int:
+        return 0 if self._sizes is None else self._taken.size + len(self._part)
+
+    async def _piece(self, start: int, most: int) -> tuple[bytes, bytes]:
+        """Returns bytes of one part from ``start`` on, and those before them that tell their stream.
+
+        A part begins with a mark, so no other one is needed for that.
+        """
+        at = self._taken.gone
+        for number, size in enumerate(self._sizes or (), self._taken.first):
+            if start < at + size:
+                back = min(start - at, MARK_EVERY)
+                length = back + min(most, at + size - start)
+                read = self._target.store.read(self._id(number), start - at - back, length)
+                data = b"".join([chunk async for chunk in read])
+                return data[:back], data[back:]
+            at += size
+        return bytes(self._part[: start - at]), bytes(self._part[start - at : start - at + most])
+
+    def _tell_news(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def _measure(self) -> None:
+        """Looks how large the parts of an earlier server are.
+
+        It removes those that the server had no time to remove.
+        """
+        taken = self._taken
+        for number in range(max(0, taken.first - _MOST_LEFT), taken.first):
+            await self._target.store.delete(self._id(number))
+        sizes: list[int] = []
+        for number in reversed(range(taken.first, taken.parts)):
+            info = await self._target.store.stat(self._id(number))
+            if info is None:  # somebody removed it: the log begins behind it
+                break
+            sizes.insert(0, info.size)
+        first = taken.parts - len(sizes)
+        if first != taken.first:
+            await self._note(replace(taken, first=first, gone=taken.size - sum(sizes)))
+        self._sizes = sizes
 
     async def _tell_last_part(self) -> None:
         last = self._taken.parts - 1
@@ -192,14 +275,17 @@ class LogInParts:
         if self._rest is None:
             self._go_back(self._taken)
         log = await keep_log(self._whole(process), self._redaction.done(), self._target)
-        if not self._dropped:
-            return log
-        dropped = f"{self._dropped} bytes of the log were dropped before they could be read"
-        return replace(log, problem="; ".join(filter(None, (dropped, log.problem))))
+        dropped, gone = self._dropped, self._taken.gone
+        told = (
+            f"{dropped} bytes of the log were dropped before they could be read" if dropped else "",
+            f"the first {gone} bytes of the log were dropped: the latest are kept" if gone else "",
+            log.problem,
+        )
+        return replace(log, problem="; ".join(filter(None, told)))
 
     async def discard(self) -> None:
         """Removes the parts, when the record has the whole log."""
-        for number in range(self._most):
+        for number in range(self._taken.first, self._most):
             with suppress(SkillyardError):  # it expires
                 await self._target.store.delete(self._id(number))
 
@@ -213,8 +299,11 @@ class LogInParts:
         self._read, self._dropped = taken.offset, taken.dropped
         self._redactor = self._redaction.resumed(taken)
 
-    async def _pieces(self, process: Process) -> AsyncIterator[bytes]:
-        """Yields the redacted log from where it was read."""
+    async def _pieces(self, process: Process, *, anew: bool = False) -> AsyncIterator[bytes]:
+        """Yields the redacted log from where it was read.
+
+        Behind a gap the kept log begins ``anew``; else a line of it tells of the gap.
+        """
         redactor, reading = self._redactor, True
         while reading:
             try:
@@ -226,21 +315,54 @@ class LogInParts:
                 reading = False
             except OutputDropped as gap:
                 dropped = gap.first - self._read + redactor.break_off()
-                self._read, self._dropped = gap.first, self._dropped + dropped
+                self._read = gap.first
+                if anew:
+                    await self._begin_anew(dropped)
+                    continue
+                self._dropped += dropped
                 yield redactor.aside(f"\n[... {dropped} bytes were dropped ...]\n".encode())
         yield redactor.flush()
 
     async def _store(self, part: bytes) -> None:
         """Stores a part, then notes it."""
-        number, redactor = self._taken.parts, self._redactor
+        taken, redactor = self._taken, self._redactor
+        number, sizes = taken.parts, [*(self._sizes or ()), len(part)]
         self._most = number + 1
         await self._part_target.create(self._id(number), _KIND, part)
+        while self._ring is not None and len(sizes) > 1 and sum(sizes) + self._part_bytes > self._ring:
+            sizes.pop(0)
+        if self._ring is not None:
+            redactor.mark()
         place = replace(redactor.place(self._read), parts=number + 1, dropped=self._dropped)
+        if self._ring is not None:
+            size = taken.size + len(part)
+            place = replace(place, first=number + 1 - len(sizes), size=size, gone=size - sum(sizes))
+        await self._note(place)
+        self._sizes = sizes
+        self._part.clear()
+        for old in range(taken.first, place.first):
+            await self._target.store.delete(self._id(old))
+
+    async def _begin_anew(self, dropped: int) -> None:
+        """Keeps nothing of the log before a gap: more than a ring holds came behind it.
+
+        Bytes that were never read count as they are.
+        """
+        self._redactor.mark()
+        taken, size = self._taken, self._taken.size + len(self._part) + dropped
+        place = replace(self._redactor.place(self._read), parts=taken.parts, first=taken.parts, size=size, gone=size)
+        await self._note(place)
+        self._sizes = []
+        self._part.clear()
+        for old in range(taken.first, taken.parts):
+            await self._target.store.delete(self._id(old))
+
+    async def _note(self, place: LogPlace) -> None:
         await self._took(lambda held: replace(held, offsets=replace(held.offsets, log=place)))
         self._taken = place
 
     async def _whole(self, process: Process | None) -> AsyncIterator[bytes]:
-        for number in range(self._taken.parts):
+        for number in range(self._taken.first, self._taken.parts):
             try:
                 async for piece in self._target.store.read(self._id(number)):
                     yield piece

@@ -132,12 +132,18 @@ class LogPages:
             return await self._of_attempt(record, offset, max_bytes)
         base = before * ATTEMPT_BYTES
         dropped, marked = 0, record.kind is RunKind.COMMAND
-        if active is not None:
+        if active is not None and record.service is not None:
+            data, dropped, stream = await self._kept(active, offset - base, max_bytes, first_s)
+            last = False
+        elif active is not None:
             times = first_s, idle_s
             data, dropped, stream = await self._live(active, base, offset - base, max_bytes, *times, marked=marked)
             last = False
         else:
-            data, last, stream = await self._stored(record.logs_blob, offset - base, max_bytes, marked=marked)
+            gone = record.offsets.log.gone
+            dropped = max(0, gone - (offset - base))
+            at = max(0, offset - base - gone)
+            data, last, stream = await self._stored(record.logs_blob, at, max_bytes, marked=marked)
             data = data if last else _whole(data, marked=marked)
         running = active is not None or record.status.live
         end = offset + dropped + len(data)
@@ -174,6 +180,15 @@ class LogPages:
         read = self._blobs.read(info.blob_id, offset - before, before + length)
         data = b"".join([chunk async for chunk in read])
         return data[before:], offset + length == info.size, stream_at(data[:before])
+
+    async def _kept(self, active: ActiveRun, offset: int, max_bytes: int, first_s: float) -> tuple[bytes, int, str]:
+        """Returns the same as :meth:`_live`, of a log whose latest output alone is kept."""
+        if active.live is None:
+            await asyncio.wait([active.starting()], timeout=first_s)
+        if active.live is None or active.live.log is None:
+            return b"", 0, STDOUT
+        data, dropped, stream = await active.live.log.page(offset, max_bytes, first_s)
+        return _whole(data, marked=True), dropped, stream
 
     async def _live(
         self, active: ActiveRun, base: int, offset: int, max_bytes: int, first_s: float, idle_s: float, *, marked: bool

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from skillyard.domain.errors import SandboxCutOff, SandboxGone, SkillyardError
 from skillyard.domain.principal import Principal
-from skillyard.domain.work.record import NOTHING_TAKEN, Outcome, RunRecord, RunStatus
+from skillyard.domain.work.record import NOTHING_TAKEN, LogPlace, Offsets, Outcome, RunRecord, RunStatus
 from skillyard.engine.lending import Loan
 from skillyard.engine.runs.failure import LeftBehind
 from skillyard.engine.runs.record import CutOff, NeverStarted, OutputSchema
@@ -199,7 +199,9 @@ _OF_ATTEMPT = (
 
 
 def _ended(final: RunRecord, held: RunRecord) -> RunRecord:
-    return replace(_onto(final, held), lease=None, offsets=NOTHING_TAKEN)
+    gone = held.offsets.log.gone  # it tells at which offset the kept log begins
+    offsets = Offsets(log=LogPlace(gone=gone)) if gone else NOTHING_TAKEN
+    return replace(_onto(final, held), lease=None, offsets=offsets)
 
 
 @dataclass(frozen=True, slots=True)

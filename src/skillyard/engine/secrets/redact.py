@@ -66,6 +66,9 @@ class Redactor:
         """Returns ``text``, which is not of the log, as it is handed on within it."""
         return text
 
+    def mark(self) -> None:
+        """Has the next bytes begin with a mark of their stream, in a log with marks."""
+
     def shown(self, data: bytes) -> bytes:
         """Returns the text of ``data``, the next bytes that were handed on, without what marks it."""
         return data
