@@ -10,7 +10,7 @@ import tarfile
 
 from . import PIECE
 from .single import Damaged, NotRegular, write_all
-from .walk import open_directory, tree
+from .walk import open_directory, opened_up, tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,11 +62,12 @@ def _entry(directory: int, name: str, shown: str, about: os.stat_result) -> Iter
             return
         yield _header(info)
     elif stat.S_ISREG(about.st_mode):
-        yield from _file(directory, name, info)
+        yield from _file(directory, name, info, about.st_mode)
 
 
-def _file(directory: int, name: str, info: tarfile.TarInfo) -> Iterator[bytes]:
+def _file(directory: int, name: str, info: tarfile.TarInfo, mode: int) -> Iterator[bytes]:
     """Yields as many bytes as the header says, whatever becomes of the file meanwhile."""
+    closed = opened_up(directory, name, mode, 0o400)
     try:
         fd = os.open(name, _READ, dir_fd=directory)
     except (FileNotFoundError, PermissionError):
@@ -79,6 +80,8 @@ def _file(directory: int, name: str, info: tarfile.TarInfo) -> Iterator[bytes]:
         about = os.fstat(fd)
         if not stat.S_ISREG(about.st_mode):
             return
+        if closed is not None:
+            os.fchmod(fd, closed)
         info.size = left = about.st_size
         yield _header(info)
         while left:

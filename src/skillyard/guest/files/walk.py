@@ -71,17 +71,18 @@ def tree(top: int) -> Iterator[tuple[Walk, str, os.stat_result]]:
     """Yields each entry below a directory as (walk, name, state).
 
     A directory comes before its own entries. The walk stands in the directory of the name. ``top`` is taken
-    over. Raises OSError.
+    over. A directory of ours that is closed is open as long as the walk is in it. Raises OSError.
     """
     walk = Walk(top)
     left = [_listed(walk.fd)]
+    closed: list[int | None] = []
     try:
         while True:
             if not left[-1]:
                 left.pop()
                 if not left:
                     return
-                walk.leave()
+                _leave(walk, closed.pop())
                 continue
             name = left[-1].pop()
             try:
@@ -90,13 +91,40 @@ def tree(top: int) -> Iterator[tuple[Walk, str, os.stat_result]]:
                 continue
             yield walk, name, about
             if stat.S_ISDIR(about.st_mode):
+                was = opened_up(walk.fd, name, about.st_mode, 0o500)
                 try:
                     walk.enter(name)
                 except (FileNotFoundError, NotADirectoryError):  # it was replaced meanwhile
                     continue
+                closed.append(was)
                 left.append(_listed(walk.fd))
     finally:
         walk.close()
+
+
+def opened_up(parent: int, name: str, mode: int, wanted: int) -> int | None:
+    """Gives us the rights ``wanted`` to what is ours; returns its mode if that was without."""
+    mode = stat.S_IMODE(mode)
+    if mode & wanted == wanted:
+        return None
+    try:
+        os.chmod(name, mode | wanted, dir_fd=parent)
+    except OSError:  # another's, or gone: opening it says why
+        return None
+    return mode
+
+
+def _leave(walk: Walk, mode: int | None) -> None:
+    """Leaves a directory, which gets its ``mode`` back."""
+    if mode is None:
+        walk.leave()
+        return
+    left = os.dup(walk.fd)
+    try:
+        walk.leave()
+        os.fchmod(left, mode)
+    finally:
+        os.close(left)
 
 
 def _listed(fd: int) -> list[str]:

@@ -31,6 +31,43 @@ os.mkfifo('t/pipe')
 """
 
 
+CLOSED = """
+import os, stat, sys
+if not os.path.exists("shut"):
+    os.makedirs("shut/inner")
+    for name in ("shut/a", "shut/inner/b", "secret"):
+        open(name, "w").write(name)
+        os.chmod(name, 0)
+    for name in ("shut/inner", "shut"):
+        os.chmod(name, 0)
+shut = stat.S_IMODE(os.stat("shut").st_mode)
+os.chmod("shut", 0o700)
+inner = stat.S_IMODE(os.stat("shut/inner").st_mode)
+os.chmod("shut/inner", 0o700)
+files = ("shut/a", "shut/inner/b", "secret")
+modes = [shut, inner, *(stat.S_IMODE(os.stat(name).st_mode) for name in files)]
+for name in files:
+    os.chmod(name, 0o600)
+texts = [open(name).read() for name in files]
+for name in (*files, "shut/inner", "shut"):
+    os.chmod(name, 0)
+import json
+print(json.dumps([modes, texts]))
+"""
+
+
+@trees.check()
+async def closed_directories_and_files_are_in_the_tree(ground: Ground) -> None:
+    wanted = ["shut/a", "shut/inner/b", "secret"]
+    async with ground.sandbox() as sandbox, ground.sandbox() as other:
+        expect((await look(sandbox, CLOSED))[1] == wanted, "programs close what is theirs")
+        await other.put("/workspace", sandbox.get("/workspace"))
+        expect(await look(sandbox, CLOSED) == [[0] * 5, wanted], "what was read is closed as before")
+        modes, texts = await look(other, CLOSED)
+        expect(texts == wanted, "and all of it is in the tree", texts)
+        expect(modes[2:] == [0, 0, 0], "with the modes of the files", modes)
+
+
 @trees.check()
 async def tree_comes_out_and_goes_in(ground: Ground) -> None:
     async with ground.sandbox() as sandbox:
