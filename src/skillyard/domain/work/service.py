@@ -57,11 +57,11 @@ def from_params(params: Mapping[str, Any]) -> Service:
 
 
 def _pattern(text: str) -> str:
-    """Returns a regular expression that Python knows. It is matched inside of the sandbox alone."""
+    """Returns a regular expression that Python knows for bytes, as which it is matched inside of the sandbox alone."""
     try:
-        text.encode()
-        re.compile(text)
-    except (re.error, OverflowError, RecursionError, UnicodeEncodeError):
-        rule = "must be a regular expression as Python's re knows it"
+        # For text, a range of all characters without regard to case takes ten thousand times as long to compile.
+        re.compile(text.encode())
+    except (re.error, ValueError, OverflowError, RecursionError):
+        rule = "must be a regular expression as Python's re knows it for bytes"
         raise InvalidInput("ready_pattern", rule, shown(text)) from None
     return text
