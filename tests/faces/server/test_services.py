@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -461,6 +462,17 @@ def test_pages_of_other_sites_do_not_get_through_loopback(door: Door) -> None:
         said = b"".join(iter(lambda: sock.recv(65536), b""))
     assert said.count(b"HTTP/1.1 200 ") == 1  # each request is judged: one a connection
     assert b"evil" not in said
+
+
+@pytest.mark.parametrize("line", [f"{'M' * 33} /headers", f"GET /headers?{'a' * 70_000}"], ids=("method", "target"))
+def test_no_request_is_too_long_to_be_judged(door: Door, line: str) -> None:
+    """A page that made its own name one of this address names any method, and targets of megabytes."""
+    with socket.create_connection(("127.0.0.1", door.port), PATIENCE_S) as sock:
+        said = b""
+        with suppress(ConnectionError):  # it may end before all was sent
+            sock.sendall(f"{line} HTTP/1.1\r\nhost: evil.example:{door.port}\r\nconnection: close\r\n\r\n".encode())
+            said = b"".join(iter(lambda: sock.recv(65536), b""))
+    assert said == b"" or said.startswith(b"HTTP/1.1 403 "), said[:200]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")

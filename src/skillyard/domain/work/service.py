@@ -57,7 +57,10 @@ def from_params(params: Mapping[str, Any]) -> Service:
 
 
 def _pattern(text: str) -> str:
-    """Returns a regular expression that Python knows for bytes, as which it is matched inside of the sandbox alone."""
+    """Returns a regular expression that Python knows for bytes.
+
+    So it is matched, inside of the sandbox alone.
+    """
     try:
         # For text, a range of all characters without regard to case takes ten thousand times as long to compile.
         re.compile(text.encode())

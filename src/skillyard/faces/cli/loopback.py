@@ -41,12 +41,12 @@ _AFTER_END_S = 5.0
 """How long an answer is waited for when the program has said all: its end cannot be passed on alone."""
 _AGAIN_S = 1.0
 _WATCH_S = 20
-_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32} [^\r\n]* HTTP/1\.[0-9]\r?\n")
-_MAYBE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}( [^\r\n]*\r?)?")
+_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [^\r\n]* HTTP/1\.[0-9]\r?\n")
+_MAYBE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+( [^\r\n]*\r?)?")
 
 
 class _Refused(Exception):
-    """A page of another site asks."""
+    """A page of another site asks, or nobody can tell whether one does."""
 
 
 class Loopback:
@@ -182,12 +182,12 @@ class Loopback:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, far: asyncio.StreamWriter
     ) -> None:
         """Passes on what a program says, judged where it is HTTP."""
-        first = await _first(reader)
-        if not _LINE.match(first):
-            far.write(first)
-            await _copied(reader, far)
-            return
         try:
+            first = await _first(reader)
+            if not _LINE.match(first):
+                far.write(first)
+                await _copied(reader, far)
+                return
             await self._one_request(first, reader, far)
         except _Refused as refused:
             said = f"{refused}\n".encode()
@@ -245,10 +245,15 @@ class Loopback:
 
 
 async def _first(reader: asyncio.StreamReader) -> bytes:
-    """Returns the first bytes of a program: enough to tell whether they are HTTP."""
+    """Returns the first bytes of a program: enough to tell whether they are HTTP.
+
+    Raises _Refused for a line without end: pages name methods and targets as long as they like.
+    """
     first = b""
     async with asyncio.timeout(None) as deadline:
-        while len(first) < _MOST_HEAD and _MAYBE.fullmatch(first or b"x"):
+        while _MAYBE.fullmatch(first or b"x"):
+            if len(first) >= _MOST_HEAD:
+                raise _Refused(f"the first line of a request has at most {_MOST_HEAD} bytes")
             data = await reader.read(_PIECE)
             if not data:
                 return first
