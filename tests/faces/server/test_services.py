@@ -532,3 +532,31 @@ def test_a_port_on_loopback_outlives_its_server_and_ends_with_its_service(tmp_pa
         argv = [sys.executable, "-m", "skillyard", "service", "open", yard.task_id, "8000", "--loopback"]
         late = subprocess.run([*argv, "--data-dir", str(second.data_dir)], capture_output=True, text=True, timeout=60)
         assert (late.returncode, "has ended" in late.stderr) == (1, True), late.stderr
+
+
+def test_a_service_of_a_session_goes_on_beside_calls_and_ends_with_it(yard: Yard) -> None:
+    asked: dict[str, Any] = {"skill_name": "acme.words.say", "session_id": "site", "limits": {"memory_mb": 128}}
+    where = f"{yard.server.url}/services/"
+    with yard.server.client() as client:
+        assert client.run_cmd(command="echo one > /workspace/page.txt", **asked)["status"] == "succeeded"
+        command = "cd /workspace && exec python3 -m http.server 8000"
+        try:
+            task_id = client.run_service(command=command, expose_ports=[8000], **asked)["task_id"]
+        except errors.RpcError as error:
+            if "keeping" not in str(error):
+                raise
+            pytest.skip(f"this host keeps no service in a session: {error}")
+
+        def page() -> httpx2.Response:
+            return httpx2.get(f"{where}{task_id}/8000/page.txt", headers=yard.auth, timeout=PATIENCE_S)
+
+        until(lambda: page().status_code == 200)
+        assert page().text == "one\n"
+        ran = client.run_cmd(command="echo two > /workspace/page.txt; sleep 1000 & echo $!", wait_ms=30_000, **asked)
+        assert ran["status"] == "succeeded", ran
+        assert page().text == "two\n"
+        looked = client.run_cmd(command="ls /proc | grep -c '^[0-9]'; ! pgrep sleep", wait_ms=30_000, **asked)
+        assert looked["status"] == "succeeded", looked
+        client.end_session("site")
+        assert client.task_watch(task_id, timeout_sec=60)["status"] == "canceled"
+        assert page().status_code == 404

@@ -48,20 +48,21 @@ class ServiceRuns:
     async def start(self, principal: Principal, params: Params) -> dict[str, Any]:
         """Returns the answer for a service that is stored, and outlives its caller.
 
+        Without ``session_id`` it has a sandbox of its own: ``reuse_mode`` is for calls that end.
         Raises what :meth:`RunService.record` raises, QuotaExceeded, UnsupportedLanguage.
         """
         service = from_params(params)
-        request = await self._commands.request(principal, params, task=True, usual_s=self._longest_s)
+        alone = params.get("session_id") is None
+        request = await self._commands.request(principal, params, task=True, alone=alone, usual_s=self._longest_s)
         assert request.command is not None, "it is one"
-        # It has a sandbox of its own: what reuse_mode says of calls without a session is for calls that end.
-        request = replace(request, command=replace(request.command, service=service), session=None)
+        request = replace(request, command=replace(request.command, service=service))
         record = await self._runs.record(principal, request)
         return {
             "task_id": record.run_id,
             "provider": record.isolation,
             "mode": SERVICE,
             "status": status_of(record),
-            "session_id": None,
+            "session_id": record.session,
             "workdir": params["workdir"],
             "skill_name": record.skill,
             "version": record.version,

@@ -107,11 +107,13 @@ class SessionLoan(Loan):
         """Returns the session's sandbox as this run needs it."""
         session, backend = self._session, self._order.offer.backend
         fit = fit_of(self._order.offer.name, self._spec)
+        # One whose ports can be reached serves a call, too, that opens none.
+        fits = fit, fit_of(self._order.offer.name, replace(self._spec, forwarding=True))
         old = None if session.sandbox is None else await self._attach(session)
         # The keeper keeps what each program wrote as long as the sandbox.
         worn = session.runs % RENEWED_AFTER == RENEWED_AFTER - 1
         others = session.kept.keys() - {self._use.run_id}
-        if old is not None and session.fit == fit and (others or not worn):
+        if old is not None and session.fit in fits and (others or not worn):
             self._before, self._reused = self._keeping.cleared.get(session.session_id), True
             return old
         if old is not None and others:

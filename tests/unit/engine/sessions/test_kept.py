@@ -153,3 +153,31 @@ async def test_an_isolation_that_cannot_keep_says_so(rig: Rig, abilities: dict[s
     async with asyncio.timeout(30):
         with pytest.raises(ProtectionMissing, match="keeping"):
             await begin(rig)
+
+
+async def test_a_service_is_started_in_the_session_that_it_names(rig: Rig) -> None:
+    keep(rig, {**KEEPING, "forwarding": Protection(Level.SUPERVISED, by="a fake")})
+    rig.configure(sessions={"reuse_mode": "project_agent"})
+    asked: dict[str, Any] = {"skill_name": "acme.notes", "command": "service", "expose_ports": [8000]}
+    async with asyncio.timeout(30):
+        assert (await run_cmd(rig, wait_ms=0))["status"] == "succeeded"
+        told = await rig.call("skills.run_service", ANN, session_id="work", **asked)
+        assert told["session_id"] == "work"
+        while not (held := await kept(rig)) or held.call is not None:
+            await asyncio.sleep(0)
+        assert set(held.kept) == {told["task_id"]}
+        [sandbox] = rig.backend.held.values()
+        assert sandbox.spec.forwarding
+        # A call that opens no port stays in the sandbox of the service, whose ports can be reached.
+        assert (await run_cmd(rig, wait_ms=0))["status"] == "succeeded"
+        assert list(rig.backend.held.values()) == [sandbox]
+        status = await rig.call("skills.task_status", ANN, task_id=told["task_id"])
+        assert (status["session_id"], status["mode"]) == ("work", "service")
+        own = await rig.call("skills.run_service", ANN, **asked)
+        assert own["session_id"] is None
+        for task in (told, own):
+            active = rig.app.active[task["task_id"]]
+            while active.process is None:
+                await asyncio.sleep(0)
+            await active.cancel("enough")
+            await asyncio.wait([active.ending()])
