@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -101,7 +102,9 @@ def agent_token(server: ServerProcess) -> str:
     """Returns a token that has the profile's tools alone."""
     command = ["token", "create", "analyst", "--scopes", "discover,execute,run_code,blobs", "--profile", PROFILE]
     asked = [sys.executable, "-m", "skillyard", *command, "--data-dir", str(server.data_dir)]
-    return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        asked, check=True, capture_output=True, text=True, env={**os.environ, **SETTINGS}
+    ).stdout.strip()
 
 
 if __name__ == "__main__":

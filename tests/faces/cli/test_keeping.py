@@ -27,7 +27,8 @@ def test_a_new_token_is_alone_on_standard_output_and_kept_as_a_hash(bare: Cli, t
     assert token.encode() not in kept(tmp_path)
 
 
-def test_tokens_are_listed_with_what_they_allow(bare: Cli) -> None:
+def test_tokens_are_listed_with_what_they_allow(bare: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKILLYARD_PROFILES", '{"bounded": {"allowed_tools": ["skills.*"]}}')
     value = "chosen-by-hand-0123456789abcdef"
     made = bare(
         *("token", "create", "bot", "--scopes", "discover,execute"),
@@ -65,6 +66,7 @@ def test_a_token_is_revoked_once(bare: Cli) -> None:
         (("--agent", "a/b"), "agent: must be"),
         (("--agents", "a b"), "agents[0]: must be"),
         (("--profile", "a b"), "profile: must be"),
+        (("--profile", "nope"), "the settings lack [profiles.nope]"),
     ],
 )
 def test_bad_tokens_are_refused(bare: Cli, args: tuple[str, ...], message: str) -> None:

@@ -477,3 +477,14 @@ def test_a_file_is_not_saved_behind_a_link(run: Cli, yard: YardServer, tmp_path:
     yard.methods["execute_skill"] = lambda params: completed({}, output_blobs=["blob:a"], files=left(a="a/x"))
     assert "is a link" in run("run", "a", "--save", str(tmp_path / "out")).stderr
     assert not (tmp_path / "x").exists()
+
+
+def test_a_list_shows_the_exit_code_of_a_command(run: Cli, yard: YardServer) -> None:
+    failed_command = {"kind": "run_cmd", "outcome": "exit", "output": {"exit_code": 3}, "error": {"type": "SystemExit"}}
+    ended = {"run_id": "run_1", "status": "failed", "created_at": 1.0, **failed_command}
+    timeout = {**ended, "run_id": "run_2", "outcome": "timeout", "error": {"type": "TimeoutError"}, "output": None}
+    yard.methods["runs.list"] = lambda params: {"runs": [ended, timeout], "next_cursor": None}
+    shown = run("runs", "list").stdout
+    assert "exit 3" in shown
+    assert "TimeoutError" in shown
+    assert "SystemExit" not in shown

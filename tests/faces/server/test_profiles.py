@@ -59,6 +59,7 @@ def tokens(server: Server) -> dict[str, str]:
 def token(server: Server, *words: str) -> str:
     command = [sys.executable, "-m", "skillyard", "token", "create", *words]
     environ = {**os.environ, "SKILLYARD_DATA_DIR": str(server.data_dir)}
+    environ["SKILLYARD_PROFILES__NOWHERE__ALLOWED_TOOLS"] = '["skills.*"]'  # the server's settings lack it
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
 
 

@@ -44,11 +44,17 @@ class LimitFamily:
         default_factory=lambda: Limits(timeout_ms=3_600_000, memory_mb=8192, cpus=16.0, pids=4096, disk_mb=16384)
     )
 
-    def within(self, most: Mapping[str, int | float]) -> LimitFamily:
-        """Returns the family with maxima of at most ``most``. Defaults above them come down to them."""
+    bounded: str = ""
+    """Names what brought maxima down; empty for the settings alone."""
+
+    def within(self, most: Mapping[str, int | float], bounded: str = "") -> LimitFamily:
+        """Returns the family with maxima of at most ``most``, as ``bounded`` has them.
+
+        Defaults above them come down to them.
+        """
         maxima = {name: min(value, most.get(name, value)) for name, value in self.maxima.as_dict().items()}
         defaults = {name: min(value, maxima[name]) for name, value in self.defaults.as_dict().items()}
-        return LimitFamily(Limits(**defaults), Limits(**maxima))  # type: ignore[arg-type]
+        return LimitFamily(Limits(**defaults), Limits(**maxima), bounded if most else "")  # type: ignore[arg-type]
 
     def resolve(self, asked: Mapping[str, Any], *, where: str = "limits") -> Limits:
         """The limits for a request that names some of them.
@@ -71,5 +77,6 @@ class LimitFamily:
             raise InvalidInput(path, "must be an integer", shown(value))
         low, high = getattr(MINIMUM, name), getattr(self.maxima, name)
         if not low <= value <= high:
-            raise InvalidInput(path, f"must be from {low} to {high}", shown(value), limit=name, maximum=high)
+            by = f", with {self.bounded}" if self.bounded and value > high else ""
+            raise InvalidInput(path, f"must be from {low} to {high}{by}", shown(value), limit=name, maximum=high)
         return float(value) if name == "cpus" else value

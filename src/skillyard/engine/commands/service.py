@@ -75,6 +75,9 @@ class CommandService:
         asked_s, usual_s = params.get("timeout_sec"), usual_s or self._settings.times(task=task)[0]
         if asked_s is None and limits.get("timeout_ms") is None:
             asked_s = self._within_profile(principal, usual_s)
+        elif asked_s is not None and asked_s > (most_s := self._within_profile(principal, asked_s)):
+            rule = f"must be at most {most_s:g}, which the profile '{principal.profile}' of this token says"
+            raise InvalidInput("timeout_sec", rule, shown(asked_s), limit="timeout_ms", maximum=most_s)
         return RunRequest(
             kind=RunKind.COMMAND,
             skill=params["skill_name"],

@@ -127,7 +127,11 @@ class TaskService:
         begun, longest = self._clock.monotonic(), params.get("timeout_sec", WATCH_S)
         seconds = min(longest, params.get("heartbeat_sec", longest))
         if watched := key in self._watched:
-            told = {"task_id": what, "provider": params["provider"]} if record is None else await self.told(record, 0)
+            told = (
+                {"task_id": what, "provider": params["provider"]}
+                if record is None
+                else await self.told(record, params["tail_bytes"])
+            )
             ended = False
         else:
             with self._watching(key):

@@ -173,7 +173,7 @@ class JobService:
         told = {"status": step.status, "exit_code": step.exit_code, **_NOTHING}
         if record is not None:
             task = await self._tasks.told(record, tail_bytes)
-            told = {name: task[name] for name in told}
+            told = {name: task[name] for name in told} | {"provider": task["isolation"]}
         return {"name": step.name, "task_id": step.task_id, **told}
 
     @contextmanager

@@ -170,7 +170,8 @@ class Planner:
         if profile.isolation is not None and isolation not in (None, profile.isolation):
             rule = f"must be '{profile.isolation}': the profile '{principal.profile}' has no other"
             raise InvalidInput("isolation", rule, shown(isolation))
-        return principal, family.within(profile.limits.most), profile.isolation or isolation
+        bounded = f"the profile '{principal.profile}' of this token"
+        return principal, family.within(profile.limits.most, bounded), profile.isolation or isolation
 
     async def _find_skills(
         self, principal: Principal, request: RunRequest

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from skillyard.domain.errors import TaskNotFound, shown
 from skillyard.domain.principal import Principal
 from skillyard.domain.principal import Scope as Right
-from skillyard.engine.commands.tasks import TaskService
+from skillyard.engine.commands.tasks import TAIL_BYTES, TaskService
 from skillyard.faces.http.errors import BadRequest, MethodNotAllowed
 from skillyard.faces.http.guard import principal_of
 from skillyard.faces.http.lifecycle import Lifecycle, Phase
@@ -92,7 +92,7 @@ class _Stream:
                     await piece(self._send, _ALIVE)
             if not waits:
                 record = await self._tasks.owned(self._principal, self._asked["task_id"], self._asked.get("agent"))
-                await self._event("end", await self._tasks.told(record, 0))
+                await self._event("end", await self._tasks.told(record, TAIL_BYTES))
         finally:
             for wait in waits.values():
                 wait.cancel()

@@ -132,6 +132,14 @@ def _took(record: Mapping[str, Any]) -> str:
     return f"{(ended - began) * 1000:.0f} ms" if began and ended else ""
 
 
+def _ended(record: Mapping[str, Any]) -> str | None:
+    """Returns how a run ended; of a command that came to its end, its exit code."""
+    output, error = record.get("output"), record.get("error") or {}
+    if record.get("kind") == "run_cmd" and record.get("outcome") == "exit" and isinstance(output, Mapping):
+        return f"exit {output.get('exit_code')}"
+    return error.get("type") or record.get("outcome")
+
+
 _run_id = click.argument("run_id")
 add_calls(
     runs,
@@ -153,7 +161,7 @@ add_calls(
                 "what": lambda record: record.get("skill") or record.get("kind"),
                 "started": lambda record: moment(record.get("created_at")),
                 "took": _took,
-                "outcome": lambda record: (record.get("error") or {}).get("type") or record.get("outcome"),
+                "outcome": _ended,
             },
         ),
         "show": Call(

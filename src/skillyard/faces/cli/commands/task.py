@@ -151,6 +151,8 @@ def sh(
     if answer["status"] != "succeeded":
         code = answer["exit_code"]
         click.get_current_context().exit(code if 0 < code < 256 else Exit.FAILED)
+    if answer["output_errors"]:
+        click.get_current_context().exit(Exit.FAILED)
 
 
 def _variables(texts: tuple[str, ...]) -> dict[str, str]:

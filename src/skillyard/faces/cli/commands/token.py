@@ -73,6 +73,7 @@ def create(
     from skillyard.domain.principal import Principal
 
     principal = Principal(name, _scopes(scopes), skills or ("*",), project, agent, agents, profile)
+    _check_profile(profile, data_dir)
     if value == "-":
         value = read_stdin("value").strip()
     with _tokens(data_dir) as (store, wait):
@@ -83,6 +84,21 @@ def create(
     else:
         click.echo(text)
         click.echo(f"token of {name}: {', '.join(granted)}; kept as a hash and never shown again", err=True)
+
+
+def _check_profile(profile: str | None, data_dir: Path | None) -> None:
+    """Raises Failure for a profile that the settings lack, whose token could call nothing."""
+    if profile is None:
+        return
+    from skillyard.config.settings import load_settings
+    from skillyard.domain.principal import check_profile_name
+
+    check_profile_name("profile", profile)
+    known = load_settings(data_dir=data_dir).profiles
+    if profile not in known:
+        there = f"; there are {', '.join(sorted(known))}" if known else ""
+        remedy = "add it, or name the server's file with SKILLYARD_CONFIG"
+        raise Failure(f"profile: the settings lack [profiles.{profile}]{there}", remedy)
 
 
 @token.command("list")
