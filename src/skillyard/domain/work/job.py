@@ -84,6 +84,17 @@ class JobRecord:
         return replace(self, state=state, finished_at=at, reason=reason, error_message=message, steps=steps)
 
 
+def step_key(job_id: str, index: int) -> str:
+    """Returns the idempotency key of a step's task. No caller's key has a space."""
+    return f"{job_id} {index}"
+
+
+def job_of(key: str | None) -> str:
+    """Returns the job of a key that :func:`step_key` made; empty for others."""
+    job_id, space, _ = (key or "").partition(" ")
+    return job_id if space else ""
+
+
 def too_many(most: int) -> QuotaExceeded:
     """Returns the error for a principal that has ``most`` live jobs."""
     rule = f"there are {most} live jobs already, which commands.jobs_each allows; wait for one, or cancel it"

@@ -20,8 +20,10 @@ from skillyard.domain.work.job import (
     JobRecord,
     JobState,
     JobStep,
+    step_key,
 )
 from skillyard.domain.work.record import Outcome, RunRecord, RunStatus
+from skillyard.domain.work.session import SessionKey
 from skillyard.engine.commands.ending import NO_CODE
 from skillyard.engine.commands.service import CANCELED, FAILED, SUCCEEDED, CommandService, artifact, status_of
 from skillyard.engine.jobs.steps import JobRequest, resolved
@@ -134,12 +136,19 @@ class Jobs:
             await asyncio.wait(tasks)
 
     async def _drive(self, driven: _Driven) -> None:
+        job, sessions = driven.job, self._around.sessions
+        key = None if job.session is None else SessionKey(job.project, job.agent, job.session)
+        if key is not None and job.current >= 0:  # an earlier server's job had the session
+            sessions.hold(key, job.job_id)
         try:
             await driven.to_its_end()
         except _Over:
             return
         except Exception as error:  # noqa: BLE001 - a later look goes on with it
-            self._around.emit(Fault("job", error, driven.job.job_id))
+            self._around.emit(Fault("job", error, job.job_id))
+        finally:
+            if key is not None:
+                sessions.let_go(key, job.job_id)
 
 
 class _Driven:
@@ -311,8 +320,7 @@ class _Driven:
         return made
 
     def _key(self, index: int) -> str:
-        """Returns the idempotency key of a step's task. No caller's key has a space."""
-        return f"{self.job.job_id} {index}"
+        return step_key(self.job.job_id, index)
 
     def _named(self, index: int) -> str:
         return f"step '{self.job.steps[index].name}'"

@@ -311,7 +311,8 @@ class DetachedRuns:
         spec = replace(grant.spec, owner=Owner.TASK)
         network = None if grant.network is None else replace(grant.network, kept=True)
         order = Order(plan.run_id, plan.principal.name, plan.offer, spec, network, accepted=True)
-        turn = self._turn(plan.principal.name, plan.request)
+        # A step's place is its job's while that holds the session: others with places may wait for that session.
+        turn = self._turn(plan.principal.name, plan.request, held=self._sessions.holds(plan))
         async with turn, self._sessions.lend(plan, grant, order, partial(self._queued, plan)) as loan:
             active.interrupt = None
             job = job_of(plan, grant, tools.network, loan.session)
@@ -333,7 +334,7 @@ class DetachedRuns:
         network = self._network(record, hosts)
         order = Order(record.run_id, record.principal, offer, spec, network, handle=record.sandbox)
         turn = self._turn(record.principal, brief.request, held=True)
-        async with turn, self._sessions.resume(order, _session_of(record)) as loan:
+        async with turn, self._sessions.resume(order, _session_of(record), record.idempotency_key) as loan:
             await Driver(self._tools, job, loan, active).resume()
 
     def _turn(self, owner: str, request: RunRequest, *, held: bool = False) -> AbstractAsyncContextManager[None]:

@@ -56,6 +56,8 @@ class Use:
     least: str = ""
     rights: bool = False
     keeps: bool = False
+    job: str = ""
+    """The job whose step the run is."""
 
 
 class Keeping:
@@ -224,7 +226,7 @@ class Keeping:
             for run_id in dict.fromkeys((session.call, *session.kept)):
                 if run_id is not None:
                     await cancel(run_id, f"the session '{session.key.alias}' is ended: {reason}")
-        await self.turns.enter(session.key, None)
+        await self.turns.enter(session.key, None, None)
         try:
             done = await self.end(session, by, reason)
         finally:

@@ -57,7 +57,7 @@ class SessionLoan(Loan):
             if held.call != self._use.run_id:
                 self._held, self.session, self._handed_back = held, held.session_id, True
                 return await super().__aenter__()
-        await self._keeping.turns.enter(self._use.key, self._use.wait_ms)
+        await self._keeping.turns.enter(self._use.key, self._use.wait_ms, self._use.job)
         try:
             self._held = await self._tasks.shielded(self._begin(), f"session of {self._use.run_id}")
             self.session = self._held.session_id

@@ -8,6 +8,7 @@ from typing import Any
 
 from skillyard.domain.errors import InvalidInput, SessionNotFound, SkillyardError, shown
 from skillyard.domain.principal import AgentScope, Principal, Scope
+from skillyard.domain.work.job import job_of
 from skillyard.domain.work.session import USUAL_ALIAS, SessionKey, SessionRecord, SessionState, check_alias
 from skillyard.engine.lending import Lender, Loan, Order, Queued
 from skillyard.engine.observer import Fault, Observer
@@ -70,7 +71,7 @@ class SessionService:
         if request.session is None:
             return self.lender.lend(order, queued)
         use = Use(
-            SessionKey(plan.principal.project, request.agent or plan.principal.agent, request.session),
+            _key(plan, request.session),
             plan.principal.name,
             plan.run_id,
             None if order.accepted else request.wait_ms,
@@ -78,14 +79,15 @@ class SessionService:
             plan.trust.least,
             rights=bool(grant.given) or grant.network is not None,
             keeps=request.command is not None and request.command.service is not None,
+            job=job_of(request.idempotency_key),
         )
         return self._of_session(order, use, queued)
 
-    def resume(self, order: Order, key: SessionKey | None) -> Loan:
+    def resume(self, order: Order, key: SessionKey | None, idempotency_key: str | None) -> Loan:
         """Returns the loan of the sandbox in which an earlier server started a program."""
         if key is None:
             return self.lender.lend(order)
-        return self._of_session(order, Use(key, order.tenant, order.key, None), None)
+        return self._of_session(order, Use(key, order.tenant, order.key, None, job=job_of(idempotency_key)), None)
 
     async def redaction(self, session_id: str, given: Iterable[GivenSecret]) -> Redaction:
         """Returns the redaction of a run in a session, of all secrets that were given there.
@@ -105,6 +107,19 @@ class SessionService:
     def _of_session(self, order: Order, use: Use, queued: Queued | None) -> Loan:
         lender = self.lender
         return SessionLoan(order, lender.admission, lender.tasks, self._emit, queued, self._keeping, use)
+
+    def holds(self, plan: Plan) -> bool:
+        """Returns whether a plan is for a step of the job that holds its session."""
+        alias, job = plan.request.session, job_of(plan.request.idempotency_key)
+        return alias is not None and bool(job) and self._keeping.turns.holds(_key(plan, alias), job)
+
+    def hold(self, key: SessionKey, job: str) -> None:
+        """Holds a session for the steps of a job, whose turns come before all others then."""
+        self._keeping.turns.hold(key, job)
+
+    def let_go(self, key: SessionKey, job: str) -> None:
+        """Ends the hold of a job, if it has it."""
+        self._keeping.turns.let_go(key, job)
 
     async def times(self, alias: str | None, session_id: str | None) -> dict[str, Any]:
         """Returns what each answer says of its session: its alias and when it ends. Empty without one."""
@@ -218,3 +233,7 @@ class SessionService:
             await self._keeping.drain(session, HARD, why)
         if session.call is not None and now >= session.hard_until + self._settings.grace_s:
             await self._cancel(session.call, why)
+
+
+def _key(plan: Plan, alias: str) -> SessionKey:
+    return SessionKey(plan.principal.project, plan.request.agent or plan.principal.agent, alias)

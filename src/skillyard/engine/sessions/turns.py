@@ -14,59 +14,94 @@ _SOONEST_MS, _LATEST_MS = 250, 60_000
 
 @dataclass(slots=True)
 class _Line:
-    """The calls for one session. ``since`` is the time of the event loop's clock at which one had its turn last."""
+    """The calls for one session, each with its job. ``since`` is the loop's time at which one had its turn last."""
 
     since: float
-    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+    taken: bool = False
+    waiting: deque[tuple[asyncio.Future[None], str | None]] = field(default_factory=deque)
 
 
 class Turns:
-    """``most`` calls may wait for one session."""
+    """``most`` calls may wait for one session. A job whose step had a turn holds the session for its next steps."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._lines: dict[SessionKey, _Line] = {}
+        self._held: dict[SessionKey, str] = {}
 
     def taken(self, key: SessionKey) -> bool:
         """Returns whether a call has its turn."""
-        return key in self._lines
+        return (line := self._lines.get(key)) is not None and line.taken
 
-    async def enter(self, key: SessionKey, wait_ms: float | None) -> None:
+    async def enter(self, key: SessionKey, wait_ms: float | None, job: str | None = "") -> None:
         """Returns when it is the caller's turn, which it ends with :meth:`leave`.
 
-        Raises Busy when it is not within ``wait_ms``, or when too many wait; None waits for any time, in a full line
-        too.
+        ``job`` is that of a step, which holds the session from then on; None passes a hold. Raises Busy when it is not
+        within ``wait_ms``, or when too many wait; None waits for any time, in a full line too.
         """
-        line = self._lines.get(key)
-        if line is None:
-            self._lines[key] = _Line(_now())
+        line = self._lines.setdefault(key, _Line(_now()))
+        if not line.taken and self._may(key, job):
+            self._take(key, line, job)
             return
         if wait_ms is not None and (wait_ms <= 0 or len(line.waiting) >= self._most):
             raise self.busy(key)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        line.waiting.append(turn)
+        line.waiting.append((turn, job))
         try:
             async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
                 self.leave(key)
-            elif turn in line.waiting:
-                line.waiting.remove(turn)
+            elif (turn, job) in line.waiting:
+                line.waiting.remove((turn, job))
+                self._next(key)
             if isinstance(error, TimeoutError):
                 raise self.busy(key) from None
             raise
 
     def leave(self, key: SessionKey) -> None:
-        """Ends a turn: the next in the line has it."""
+        """Ends a turn: the next in the line that may has it."""
         line = self._lines[key]
-        line.since = _now()
-        while line.waiting:
-            turn = line.waiting.popleft()
-            if not turn.done():
+        line.since, line.taken = _now(), False
+        self._next(key)
+
+    def hold(self, key: SessionKey, job: str) -> None:
+        """Holds a session for the steps of a job, unless another one does."""
+        self._held.setdefault(key, job)
+
+    def holds(self, key: SessionKey, job: str) -> bool:
+        """Returns whether a job holds a session."""
+        return self._held.get(key) == job
+
+    def let_go(self, key: SessionKey, job: str) -> None:
+        """Ends the hold of a job, if it has it."""
+        if self._held.get(key) == job:
+            del self._held[key]
+            self._next(key)
+
+    def _may(self, key: SessionKey, job: str | None) -> bool:
+        return job is None or self._held.get(key) in (None, job)
+
+    def _take(self, key: SessionKey, line: _Line, job: str | None) -> None:
+        line.taken = True
+        if job:
+            self.hold(key, job)
+
+    def _next(self, key: SessionKey) -> None:
+        line = self._lines.get(key)
+        if line is None or line.taken:
+            return
+        for turn, job in list(line.waiting):
+            if turn.done():
+                line.waiting.remove((turn, job))
+            elif self._may(key, job):
+                line.waiting.remove((turn, job))
+                self._take(key, line, job)
                 turn.set_result(None)
                 return
-        del self._lines[key]
+        if not line.waiting:
+            del self._lines[key]
 
     def busy(self, key: SessionKey) -> Busy:
         """Returns the error for a call that does not wait any longer."""

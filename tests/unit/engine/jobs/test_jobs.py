@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from skillyard.domain.errors import (
+    Busy,
     Forbidden,
     IdempotencyConflict,
     InvalidInput,
@@ -431,3 +432,62 @@ async def test_a_job_ends_with_its_session(rig: Rig, steps: Steps) -> None:
     assert (ended["status"], states(ended)) == ("failed", ["canceled", "skipped"])
     assert steps.begun == ["one"]
     assert not await rig.app.sessions.is_live(session.session_id)
+
+
+async def call(rig: Rig, **params: Any) -> dict[str, Any]:
+    return await rig.call("skills.run_cmd", skill_name="acme.notes", session_id="work", **params)
+
+
+async def test_a_job_holds_its_session_between_its_steps(rig: Rig, steps: Steps) -> None:
+    go_on = steps.hold("one")
+    first = await start(rig, "one", "two", "three")
+    await begun(steps, "one")
+    second = await start(rig, "four")
+    other = asyncio.create_task(call(rig, command="other", wait_ms=60_000))
+    with pytest.raises(Busy) as busy:
+        await call(rig, command="hasty", wait_ms=0)
+    assert busy.value.retry_after_ms > 0
+    go_on.set()
+    async with asyncio.timeout(30):
+        assert [(await watched(rig, job_id))["status"] for job_id in (first, second)] == ["succeeded", "succeeded"]
+        assert (await other)["status"] == "succeeded"
+    assert steps.begun[:3] == ["one", "two", "three"]
+    assert sorted(steps.begun[3:]) == ["four", "other"]
+
+
+async def test_tasks_that_wait_for_a_session_keep_no_place_from_its_job(rig: Rig, steps: Steps) -> None:
+    rig.configure(admission={"tasks": 1})
+    go_on = steps.hold("one")
+    job_id = await start(rig, "one", "two")
+    await begun(steps, "one")
+    task = await rig.call("skills.run_cmd_async", skill_name="acme.notes", session_id="work", command="other")
+    go_on.set()
+    assert (await watched(rig, job_id))["status"] == "succeeded"
+    async with asyncio.timeout(30):
+        await rig.call("skills.task_watch", task_id=task["task_id"])
+    assert steps.begun == ["one", "two", "other"]
+
+
+@pytest.mark.parametrize("end", ["cancel", "fail"])
+async def test_a_job_that_ends_early_lets_go_of_its_session(rig: Rig, steps: Steps, end: str) -> None:
+    go_on, steps.codes = steps.hold("one"), {"one": 3}
+    job_id = await start(rig, "one", "two")
+    await begun(steps, "one")
+    other = asyncio.create_task(call(rig, command="other", wait_ms=60_000))
+    async with asyncio.timeout(30):
+        if end == "cancel":
+            await rig.call("skills.job_cancel", job_id=job_id)
+        else:
+            go_on.set()
+            assert (await watched(rig, job_id))["status"] == "failed"
+        assert (await other)["status"] == "succeeded"
+
+
+async def test_ending_a_session_ends_the_job_that_holds_it(rig: Rig, steps: Steps) -> None:
+    steps.hold("one")
+    job_id = await start(rig, "one", "two")
+    await begun(steps, "one")
+    async with asyncio.timeout(30):
+        await rig.call("skills.end_session", session_id="work")
+        assert (await watched(rig, job_id))["status"] == "failed"
+        assert (await call(rig, command="other"))["status"] == "succeeded"
