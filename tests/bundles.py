@@ -10,7 +10,7 @@ from collections.abc import Mapping
 MANIFEST = """\
 name = "{name}"
 version = "{version}"
-description = "Says what it was given."
+description = "{description}"
 kind = "action"
 
 [runtime]
@@ -22,11 +22,16 @@ CODE = "def main(args):\n    return {{'said': {word!r}}}\n"
 NOTE = "---\nname: {name}\ndescription: Something that was written down.\n{more}---\n\n# A note\n"
 
 
+def action(name: str, description: str, tables: str) -> str:
+    """The manifest of an action in ``code/main.py``, with further tables of TOML."""
+    return MANIFEST.format(name=name, version="1.0.0", description=description) + "\n" + tables.lstrip()
+
+
 def skill_files(name: str = "acme.words.say", version: str = "1.0.0", *, word: str = "hello") -> dict[str, bytes]:
     """An action skill that answers ``word``."""
     last = name.rpartition(".")[2]
     return {
-        "skill.toml": MANIFEST.format(name=name, version=version).encode(),
+        "skill.toml": MANIFEST.format(name=name, version=version, description="Says what it was given.").encode(),
         "SKILL.md": f"---\nname: {last}\ndescription: Says what it was given.\n---\n\n# Say\n".encode(),
         "code/main.py": CODE.format(word=word).encode(),
     }

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from skillyard.stores.seal.secrets import SealedSecrets
+from tests.bundles import action
 from tests.crash.detached import begun_mark, ended, whole_log
 from tests.crash.leftovers import Footprint, gone, idle, until
 from tests.crash.server import SMALL, Server
@@ -189,20 +190,14 @@ def test_deadline_is_kept_while_no_server_is_there(tmp_path: Path) -> None:
         assert ended(second, run_id)["outcome"] == "timeout"
 
 
-MANIFEST = """
-name = "tests.tells"
-version = "1.0.0"
-description = "Tells its secrets"
-kind = "action"
-
-[runtime]
-language = "python"
-entrypoint = "code/main.py"
-export = "main"
-
+MANIFEST = action(
+    "tests.tells",
+    "Tells its secrets",
+    """
 [permissions]
 secrets = ["ROTATED", "DELETED"]
-"""
+""",
+)
 TELLS = """
 import os, time
 

@@ -19,6 +19,7 @@ import pytest
 from skillyard.domain.sandbox.spec import Stream
 from skillyard.domain.work.record import Outcome
 from skillyard.stores.seal.secrets import SealedSecrets
+from tests.bundles import action
 from tests.conformance.gate.intercepted import TOKEN, Outside
 from tests.conformance.gate.programs.web import Asked
 from tests.crash import network_owner
@@ -146,21 +147,15 @@ async def test_a_detached_run_keeps_its_network(tmp_path: Path) -> None:
             killed.footprint.kill_keeper()
 
 
-MANIFEST = """
-name = "tests.steps"
-version = "1.0.0"
-description = "Asks a service, step by step, with a secret that it never sees"
-kind = "action"
-
-[runtime]
-language = "python"
-entrypoint = "code/main.py"
-export = "main"
-
+MANIFEST = action(
+    "tests.steps",
+    "Asks a service, step by step, with a secret that it never sees",
+    """
 [permissions]
 network = ["api.test:{port}"]
 secrets = [{{ name = "KEY", delivery = "gate", hosts = ["api.test:{port}"] }}]
-"""
+""",
+)
 SKILL = """
 import os, time, urllib.request
 

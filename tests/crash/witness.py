@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from skillyard.stores.seal.secrets import SealedSecrets
+from tests.bundles import action
 from tests.conformance.gate.intercepted import TOKEN, Outside
 from tests.conformance.gate.programs.web import Asked
 from tests.crash.server import Server
@@ -20,21 +21,15 @@ HOLD_S = 10.0
 TOLD = "told-to-the-run-and-never-shown"
 """The value of a secret that stands in the sandbox's environment."""
 SKILL = "tests.steps"
-MANIFEST = """
-name = "tests.steps"
-version = "1.0.0"
-description = "Takes steps, and tells a service of some of them"
-kind = "action"
-
-[runtime]
-language = "python"
-entrypoint = "code/main.py"
-export = "main"
-
+MANIFEST = action(
+    "tests.steps",
+    "Takes steps, and tells a service of some of them",
+    """
 [permissions]
 network = ["api.test:{port}"]
 secrets = ["TOLD", {{ name = "KEY", delivery = "gate", hosts = ["api.test:{port}"] }}]
-"""
+""",
+)
 STEPS = """
 import http.client, os, random, sys, time, urllib.request
 from runtime import blobs

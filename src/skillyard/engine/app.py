@@ -28,8 +28,7 @@ from skillyard.engine.method import NoService
 from skillyard.engine.network.service import PolicyService
 from skillyard.engine.observer import Observer, ignore
 from skillyard.engine.packages.ahead import Ahead
-from skillyard.engine.packages.builder import Builder, SandboxBuilder
-from skillyard.engine.packages.building import Building
+from skillyard.engine.packages.building import Builder, Building, SandboxBuilder
 from skillyard.engine.packages.environments import Environments
 from skillyard.engine.packages.for_run import RunPackages
 from skillyard.engine.packages.service import PackageService

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from skillyard.domain.work.record import Outcome, RunKind, RunStatus
-from skillyard.engine.method import BOOLEAN, INTEGER, NUMBER, OBJECT, STRING, answer, described, list_of
-from skillyard.engine.schema import Schema
+from skillyard.engine.method import BOOLEAN, INTEGER, NUMBER, OBJECT, STRING, Schema, answer, described, list_of
 
 TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
 NUMBER_OR_NULL: Schema = {"type": ["number", "null"]}

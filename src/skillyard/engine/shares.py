@@ -327,8 +327,8 @@ class LargeReads:
     Each is in memory several times over until it has left. Places are given in the order of arrival, on one event loop.
     """
 
-    def __init__(self, places: int = PLACES) -> None:
-        self._places = asyncio.Semaphore(places)
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(PLACES)
 
     @asynccontextmanager
     async def place(self, size: int) -> AsyncIterator[None]:

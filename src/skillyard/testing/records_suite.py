@@ -13,8 +13,8 @@ from skillyard.domain.principal import AgentScope
 from skillyard.domain.sandbox.frames import FramePlace
 from skillyard.domain.sandbox.spec import Owner
 from skillyard.domain.work.event import MOST_EVENTS, Event
-from skillyard.domain.work.lease import Lease
 from skillyard.domain.work.record import (
+    Lease,
     LogPlace,
     Offsets,
     Outcome,

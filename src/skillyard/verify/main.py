@@ -9,6 +9,7 @@ import platform
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -24,11 +25,72 @@ from skillyard.faces.cli.failures import Exit, Failure
 from skillyard.faces.cli.render import emit_json, emit_table
 from skillyard.testing.attacks.attack import FAILURES, Attack, Verdict
 from skillyard.testing.attacks.canaries import planted, planted_file
-from skillyard.verify import report
 from skillyard.verify.battery import Finding, chosen, fight
 from skillyard.verify.families import everything
 from skillyard.verify.home import own_runtime, workplace
 from skillyard.verify.site import HEARTBEAT, Site, at_home
+
+VERSION = 1
+COLOURS = {
+    Verdict.CONTAINED: "green", Verdict.WORKS: "green", Verdict.ESCAPED: "red", Verdict.BROKEN: "red",
+    Verdict.TOO_TIGHT: "red", Verdict.NOT_APPLICABLE: "yellow",
+}  # fmt: skip
+
+
+def rows(findings: Sequence[Finding]) -> list[tuple[str, str, str, str]]:
+    """Returns the rows of a table: name, verdict, walls, why."""
+    return [
+        (f.attack.name, f.judgement.verdict.value, " ".join(f.attack.walls), f.judgement.why[:200]) for f in findings
+    ]
+
+
+def described(attacks: Sequence[Attack]) -> list[tuple[str, str, str, str]]:
+    """Returns the rows of a table: name, the sentence of the attempt, invariants, walls."""
+    return [
+        (a.name, a.tries, " ".join(map(str, a.invariants)), " ".join(a.walls) or ("-" if not a.benign else ""))
+        for a in attacks
+    ]
+
+
+def counts(findings: Sequence[Finding]) -> dict[str, int]:
+    found = Counter(f.judgement.verdict.value for f in findings)
+    return {verdict.value: found[verdict.value] for verdict in Verdict if found[verdict.value]}
+
+
+def summary(findings: Sequence[Finding], seconds: float) -> str:
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts(findings).items())
+    return f"{len(findings)} programs in {seconds:.0f} s: {told or 'nothing to do'}"
+
+
+def failed(findings: Sequence[Finding]) -> bool:
+    return any(f.judgement.verdict in FAILURES for f in findings)
+
+
+def as_dict(findings: Sequence[Finding], enforced: dict[str, str], isolation: str, seconds: float) -> dict[str, Any]:
+    """Returns the report; ``enforced`` and ``isolation`` are as the server's records name them."""
+    return {
+        "version": VERSION,
+        "passed": not failed(findings),
+        "isolation": isolation,
+        "enforced": enforced,
+        "seconds": round(seconds, 3),
+        "counts": counts(findings),
+        "programs": [
+            {
+                "name": f.attack.name,
+                "family": f.attack.family,
+                "tries": f.attack.tries,
+                "benign": f.attack.benign,
+                "invariants": list(f.attack.invariants),
+                "walls": list(f.attack.walls),
+                "verdict": f.judgement.verdict.value,
+                "why": f.judgement.why,
+                "seconds": round(f.seconds, 3),
+            }
+            for f in findings
+        ],
+    }
+
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -59,7 +121,7 @@ def list_programs(asked: Asked) -> None:
             ]
         )
         return
-    emit_table(("program", "what it tries", "invariants", "walls"), report.described(attacks))
+    emit_table(("program", "what it tries", "invariants", "walls"), described(attacks))
 
 
 def verify(asked: Asked) -> None:
@@ -73,7 +135,7 @@ def verify(asked: Asked) -> None:
     with _ending_well():
         findings, record = asyncio.run(_verify(asked, attacks, quiet))
     seconds = time.monotonic() - began
-    made = report.as_dict(findings, record.get("enforced") or {}, str(record.get("isolation") or ""), seconds)
+    made = as_dict(findings, record.get("enforced") or {}, str(record.get("isolation") or ""), seconds)
     made["skillyard"], made["kernel"], made["uid"] = __version__, platform.release(), os.geteuid()
     if quiet:
         emit_json(made)
@@ -81,7 +143,7 @@ def verify(asked: Asked) -> None:
         _show(findings, made, seconds)
         if asked.output is not None:
             Path(asked.output).write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
-    if report.failed(findings):
+    if failed(findings):
         click.get_current_context().exit(Exit.FAILED)
 
 
@@ -152,14 +214,14 @@ class _Progress:
 
 
 def _show(findings: Sequence[Finding], made: dict[str, Any], seconds: float) -> None:
-    colours = {verdict.value: colour for verdict, colour in report.COLOURS.items()}
-    emit_table(("program", "verdict", "walls", "why"), report.rows(findings), colours=colours)
+    colours = {verdict.value: colour for verdict, colour in COLOURS.items()}
+    emit_table(("program", "verdict", "walls", "why"), rows(findings), colours=colours)
     missing = [name for name, level in made["enforced"].items() if level == "missing"]
     click.echo(
         f"\nisolation: {made['isolation'] or 'not said'}" + (f"; not claimed: {', '.join(missing)}" if missing else "")
     )
-    colour = "red" if report.failed(findings) else "green"
-    click.secho(report.summary(findings, seconds), fg=colour, bold=True)
+    colour = "red" if failed(findings) else "green"
+    click.secho(summary(findings, seconds), fg=colour, bold=True)
     for finding in findings:
         if finding.judgement.verdict in FAILURES:
             click.secho(

@@ -8,8 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from skillyard.engine.method import Method
-from skillyard.engine.schema import Schema
+from skillyard.engine.method import Method, Schema
 
 CANARY = "canary-7Hq"
 """Stands in values; a refusal of a parameter that may hold a secret never repeats it."""

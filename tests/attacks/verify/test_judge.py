@@ -21,7 +21,7 @@ from skillyard.testing.attacks.attack import (
     within_its_means,
 )
 from skillyard.verify.battery import chosen, face
-from skillyard.verify.report import as_dict, failed
+from skillyard.verify.main import as_dict, failed
 from skillyard.verify.site import Report, Site, report_of
 
 

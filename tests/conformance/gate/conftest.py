@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from skillyard.gate.client import ProcessGate
+from tests.conformance.gate.intercepted import Outside
 from tests.conformance.gate.rooms import Rooms
 
 GATE_UID = 1_899_999_999
@@ -22,6 +23,13 @@ def rooms() -> Iterator[Rooms]:
     rooms = Rooms()
     yield rooms
     rooms.close()
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
+    outside = Outside(tmp_path_factory.mktemp("outside"))
+    yield outside
+    outside.close()
 
 
 @pytest.fixture(scope="module")

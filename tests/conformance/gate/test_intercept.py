@@ -20,13 +20,6 @@ from tests.conformance.gate.intercepted import BOUND_S, LOOPBACK, TOKEN, Gate, O
 from tests.conformance.gate.programs.web import Answer, Asked
 
 
-@pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
-    outside = Outside(tmp_path_factory.mktemp("outside"))
-    yield outside
-    outside.close()
-
-
 @pytest.fixture
 def gate(outside: Outside) -> Iterator[Gate]:
     outside.seen.clear()

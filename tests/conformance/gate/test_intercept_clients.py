@@ -41,13 +41,6 @@ print(httpx2.get(sys.argv[1], headers={"Authorization": "Bearer " + sys.argv[2]}
 """
 
 
-@pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
-    outside = Outside(tmp_path_factory.mktemp("outside"))
-    yield outside
-    outside.close()
-
-
 @pytest.fixture
 def gate(outside: Outside) -> Iterator[Gate]:
     outside.seen.clear()

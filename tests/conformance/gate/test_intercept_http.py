@@ -18,13 +18,6 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 Serve = Callable[[ssl.SSLSocket], None]
 
 
-@pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
-    outside = Outside(tmp_path_factory.mktemp("outside"))
-    yield outside
-    outside.close()
-
-
 @pytest.fixture
 def gate(outside: Outside) -> Iterator[Gate]:
     with outside.gate() as gate:

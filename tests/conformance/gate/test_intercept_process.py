@@ -6,7 +6,7 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +21,6 @@ from tests.conformance.gate.intercepted import BOUND_S, TOKEN, Outside, all_of
 from tests.conformance.gate.rooms import Rooms
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
-    outside = Outside(tmp_path_factory.mktemp("outside"))
-    yield outside
-    outside.close()
 
 
 @pytest.fixture(scope="module")

@@ -31,13 +31,6 @@ from tests.conformance.gate.programs.authority import Authority as OtherAuthorit
 DAY = datetime.timedelta(days=1)
 
 
-@pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
-    outside = Outside(tmp_path_factory.mktemp("outside"))
-    yield outside
-    outside.close()
-
-
 @pytest.fixture
 def gate(outside: Outside) -> Iterator[Gate]:
     outside.seen.clear()

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -29,13 +29,6 @@ from tests.conformance.gate.test_gate_process import _runs
 pytestmark = pytest.mark.anyio
 KEY = "run_1"
 BOXES: list[Plugged] = []
-
-
-@pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
-    outside = Outside(tmp_path_factory.mktemp("outside"))
-    yield outside
-    outside.close()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from skillyard import Runtime
 from skillyard.config.settings import load_settings
 from skillyard.engine.observer import ModulesAhead
 from skillyard.stores.disk import remove_tree
+from tests.bundles import action
 from tests.unit.engine.packages import real_index
 from tests.unit.engine.packages.wheels import make_wheel, wheel_name
 
@@ -54,24 +55,18 @@ async def ask(url):
 def main(args):
     return {"status": asyncio.run(ask(args["url"]))}
 """
-MANIFEST = """
-name = "{name}"
-version = "1.0.0"
-description = "Uses a package that reads its surroundings"
-kind = "action"
-
-[runtime]
-language = "python"
-entrypoint = "code/main.py"
-export = "main"
-
+MANIFEST = action(
+    "{name}",
+    "Uses a package that reads its surroundings",
+    """
 [dependencies]
 {package} = "*"
 
 [permissions]
 network = {network}
 secrets = [{{ name = "KEY", delivery = "gate", hosts = ["{host}"] }}]
-"""
+""",
+)
 
 
 class Yard:

@@ -23,6 +23,7 @@ from skillyard.stores.files.tokens import FileTokens
 from skillyard.stores.seal.secrets import SealedSecrets
 from skillyard.stores.sqlite.database import Database
 from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
+from tests.bundles import action
 from tests.faces.server.test_server import Server
 
 VALUE = "xyzzy-0123456789-plugh"
@@ -34,20 +35,14 @@ def main(args):
     print("the value is", os.environ["KEY"])
     return {"length": len(os.environ["KEY"]), "value": os.environ["KEY"]}
 """
-MANIFEST = """
-name = "demo.keys"
-version = "1.0.0"
-description = "Reads a key"
-kind = "action"
-
-[runtime]
-language = "python"
-entrypoint = "code/main.py"
-export = "main"
-
+MANIFEST = action(
+    "demo.keys",
+    "Reads a key",
+    """
 [permissions]
 secrets = ["KEY"]
-"""
+""",
+)
 
 
 def skillyard(data_dir: Path, *words: str, stdin: str = "") -> str:

@@ -16,7 +16,7 @@ from skillyard.domain.work.limits import Limits
 from skillyard.engine.lending import Lender, Order
 from skillyard.engine.observer import Fault
 from skillyard.engine.packages.build import BuildLog
-from skillyard.engine.packages.builder import SandboxBuilder
+from skillyard.engine.packages.building import SandboxBuilder
 from skillyard.engine.packages.environment import BuildFailed, standard_library
 from skillyard.engine.packages.steps import Steps
 from skillyard.engine.shares import Admission, Budget, Room

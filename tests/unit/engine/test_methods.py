@@ -14,8 +14,7 @@ from jsonschema import Draft202012Validator
 
 from skillyard.domain.errors import Forbidden, InvalidInput, MethodNotFound, SkillyardError
 from skillyard.domain.principal import Principal, Scope
-from skillyard.engine.method import without_nulls
-from skillyard.engine.schema import compile_schema
+from skillyard.engine.method import compile_schema, without_nulls
 from skillyard.engine.table import METHODS
 from tests.unit.engine.conftest import Rig
 

@@ -16,8 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.frames import FramePlace
 from skillyard.domain.sandbox.spec import Owner
-from skillyard.domain.work.lease import Lease
-from skillyard.domain.work.record import LogPlace, Offsets, RunRecord, RunStatus, SecretRef
+from skillyard.domain.work.record import Lease, LogPlace, Offsets, RunRecord, RunStatus, SecretRef
 from skillyard.ports.records import RecordStore
 from skillyard.stores.sqlite.database import Database
 from skillyard.stores.sqlite.records import SqliteRecords

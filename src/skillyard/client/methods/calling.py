@@ -44,11 +44,14 @@ class Waits:
     call = blocking(Calls.call)
 
 
-def listed(texts: Sequence[str] | None) -> Sequence[str] | None:
-    """Returns a list of the texts. A text alone is left whole, for the server to refuse: its letters are not a list."""
-    return texts if texts is None or isinstance(texts, str) else list(texts)
-
-
 def given(**params: Any) -> Json:
-    """Returns the parameters that were given: None in a signature means left out."""
-    return {name: value for name, value in params.items() if value is not None}
+    """Returns the parameters that were given, sequences as lists: None in a signature means left out.
+
+    A text stays whole where a list is wanted, for the server to refuse: its letters are not a list.
+    A method whose parameters are those that it sends says ``given(**locals())`` before all else.
+    """
+    return {name: _sent(value) for name, value in params.items() if value is not None and name != "self"}
+
+
+def _sent(value: Any) -> Any:
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from skillyard.client.methods.calling import Calls, Json, Waits, blocking, given, listed
+from skillyard.client.methods.calling import Calls, Json, Waits, blocking, given
 
 Language = Literal["bash", "python", "javascript", "typescript"]
 
@@ -41,26 +41,7 @@ class CommandMethods(Calls):
         relative to ``workdir``: ``skill``, a writable copy of the skill, unless another one is given. Calls with one
         ``session_id`` share ``/workspace``, one call at a time.
         """
-        params = given(
-            skill_name=skill_name,
-            command=command,
-            inputs=inputs,
-            outputs=outputs,
-            timeout_sec=timeout_sec,
-            env=env,
-            workdir=workdir,
-            session_id=session_id,
-            wait_ms=wait_ms,
-            version=version,
-            language=language,
-            network=listed(network),
-            limits=limits,
-            isolation=isolation,
-            idempotency_key=idempotency_key,
-            labels=labels,
-            agent=agent,
-        )
-        return await self.call("skills.run_cmd", params)
+        return await self.call("skills.run_cmd", given(**locals()))
 
     async def run_cmd_async(
         self,
@@ -91,33 +72,11 @@ class CommandMethods(Calls):
         The parameters are those of :meth:`run_cmd`. An event tells that it wrote nothing for ``quiet_after_sec``. It
         is started up to ``max_attempts`` times while its sandbox is lost. ``callback_url`` is told of its end.
         """
-        params = given(
-            skill_name=skill_name,
-            command=command,
-            inputs=inputs,
-            outputs=outputs,
-            timeout_sec=timeout_sec,
-            env=env,
-            workdir=workdir,
-            session_id=session_id,
-            wait_ms=wait_ms,
-            version=version,
-            language=language,
-            network=listed(network),
-            limits=limits,
-            isolation=isolation,
-            idempotency_key=idempotency_key,
-            labels=labels,
-            agent=agent,
-            quiet_after_sec=quiet_after_sec,
-            max_attempts=max_attempts,
-            callback_url=callback_url,
-        )
-        return await self.call("skills.run_cmd_async", params)
+        return await self.call("skills.run_cmd_async", given(**locals()))
 
     async def task_status(self, task_id: str, *, tail_bytes: int | None = None, agent: str | None = None) -> Json:
         """How far a task is: ``status``, ``exit_code``, ``stdout_tail``, ``stderr_tail``, ``created_artifacts``."""
-        return await self.call("skills.task_status", given(task_id=task_id, tail_bytes=tail_bytes, agent=agent))
+        return await self.call("skills.task_status", given(**locals()))
 
     async def query_status(
         self,
@@ -142,8 +101,8 @@ class CommandMethods(Calls):
             status_field=status_field,
             progress_field=progress_field,
             events_field=events_field,
-            done_states=listed(done_states),
-            error_states=listed(error_states),
+            done_states=done_states,
+            error_states=error_states,
             timeout_sec=timeout_sec,
             agent=agent,
         )
@@ -160,15 +119,7 @@ class CommandMethods(Calls):
         agent: str | None = None,
     ) -> Json:
         """Waits for the end of a task, ``timeout_sec`` at most: :meth:`task_status`, ``timed_out``."""
-        params = given(
-            task_id=task_id,
-            timeout_sec=timeout_sec,
-            tail_bytes=tail_bytes,
-            heartbeat_sec=heartbeat_sec,
-            dedupe_key=dedupe_key,
-            agent=agent,
-        )
-        return await self.call("skills.task_watch", params)
+        return await self.call("skills.task_watch", given(**locals()))
 
     async def task_logs(
         self,
@@ -181,12 +132,11 @@ class CommandMethods(Calls):
         agent: str | None = None,
     ) -> Json:
         """One page of a task's output: ``chunks`` of a stream and a text each, ``next_offset``, ``complete``."""
-        params = given(task_id=task_id, offset=offset, max_bytes=max_bytes, wait_ms=wait_ms, stream=stream, agent=agent)
-        return await self.call("skills.task_logs", params)
+        return await self.call("skills.task_logs", given(**locals()))
 
     async def task_cancel(self, task_id: str, *, reason: str | None = None, agent: str | None = None) -> Json:
         """Ends a task and all that it started: ``canceled`` is False when it had ended before."""
-        return await self.call("skills.task_cancel", given(task_id=task_id, reason=reason, agent=agent))
+        return await self.call("skills.task_cancel", given(**locals()))
 
     async def list_tasks(
         self,
@@ -197,7 +147,7 @@ class CommandMethods(Calls):
         mode: Literal["batch", "service"] | None = None,
     ) -> Json:
         """One page, newest first: ``tasks`` and ``next_cursor``."""
-        return await self.call("skills.tasks", given(limit=limit, cursor=cursor, agent=agent, mode=mode))
+        return await self.call("skills.tasks", given(**locals()))
 
     async def start_job(
         self,
@@ -232,7 +182,7 @@ class CommandMethods(Calls):
             max_wall_time_sec=max_wall_time_sec,
             version=version,
             language=language,
-            network=listed(network),
+            network=network,
             limits=limits,
             isolation=isolation,
             idempotency_key=idempotency_key,
@@ -242,7 +192,7 @@ class CommandMethods(Calls):
 
     async def job_status(self, job_id: str, *, tail_bytes: int | None = None, agent: str | None = None) -> Json:
         """How far a job is: ``status``, ``current_step_index``, and ``steps`` with the ends of their output."""
-        return await self.call("skills.job_status", given(job_id=job_id, tail_bytes=tail_bytes, agent=agent))
+        return await self.call("skills.job_status", given(**locals()))
 
     async def job_watch(
         self,
@@ -255,30 +205,21 @@ class CommandMethods(Calls):
         agent: str | None = None,
     ) -> Json:
         """Waits for the end of a job, ``timeout_sec`` at most: :meth:`job_status`, ``timed_out``."""
-        params = given(
-            job_id=job_id,
-            timeout_sec=timeout_sec,
-            tail_bytes=tail_bytes,
-            heartbeat_sec=heartbeat_sec,
-            dedupe_key=dedupe_key,
-            agent=agent,
-        )
-        return await self.call("skills.job_watch", params)
+        return await self.call("skills.job_watch", given(**locals()))
 
     async def job_cancel(self, job_id: str, *, reason: str | None = None, agent: str | None = None) -> Json:
         """Ends a job and its step at work: ``canceled`` is False when it had ended before."""
-        return await self.call("skills.job_cancel", given(job_id=job_id, reason=reason, agent=agent))
+        return await self.call("skills.job_cancel", given(**locals()))
 
     async def list_jobs(self, *, limit: int | None = None, cursor: str | None = None, agent: str | None = None) -> Json:
         """One page, newest first: ``jobs`` and ``next_cursor``."""
-        return await self.call("skills.jobs", given(limit=limit, cursor=cursor, agent=agent))
+        return await self.call("skills.jobs", given(**locals()))
 
     async def read_artifact(
         self, artifact_id: str, *, offset: int | None = None, max_bytes: int | None = None, agent: str | None = None
     ) -> Json:
         """One page of a file of a command: ``filename``, ``content``, ``encoding``, ``next_offset``."""
-        params = given(artifact_id=artifact_id, offset=offset, max_bytes=max_bytes, agent=agent)
-        return await self.call("skills.read_artifact", params)
+        return await self.call("skills.read_artifact", given(**locals()))
 
     async def sessions(
         self, *, ended: bool = False, all: bool = False, limit: int | None = None, agent: str | None = None
@@ -289,7 +230,7 @@ class CommandMethods(Calls):
 
     async def end_session(self, session_id: str, *, reason: str | None = None, agent: str | None = None) -> Json:
         """Ends a session and its call at work. Nothing of its files is left when this returns."""
-        return await self.call("skills.end_session", given(session_id=session_id, reason=reason, agent=agent))
+        return await self.call("skills.end_session", given(**locals()))
 
     async def run_service(
         self,
@@ -320,7 +261,7 @@ class CommandMethods(Calls):
 
     async def open_service(self, task_id: str, port: int, *, path: str | None = None) -> Json:
         """Returns a ``url`` that opens a port of a service in a browser, once and within a minute."""
-        return await self.call("skills.open_service", given(task_id=task_id, port=port, path=path))
+        return await self.call("skills.open_service", given(**locals()))
 
 
 class SyncCommandMethods(Waits):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Sequence
 
-from skillyard.client.methods.calling import Calls, Json, Waits, blocking, given, listed
+from skillyard.client.methods.calling import Calls, Json, Waits, blocking, given
 
 
 class CatalogueMethods(Calls):
@@ -13,7 +13,7 @@ class CatalogueMethods(Calls):
 
     async def skill_versions(self, name: str, *, history: int | None = None) -> Json:
         """Returns ``versions``, newest first, with ``latest``, ``pin``, ``project`` and ``history``."""
-        return await self.call("catalogue.versions", given(name=name, history=history))
+        return await self.call("catalogue.versions", given(**locals()))
 
     async def diff_skill(self, name: str, old: str, new: str | None = None) -> Json:
         """Returns the changes from version ``old`` to ``new``, the latest when left out.
@@ -24,7 +24,7 @@ class CatalogueMethods(Calls):
 
     async def review_skill(self, name: str, *, version: str | None = None) -> Json:
         """Returns the review of a skill: ``needs``, ``imports``, ``hosts`` and ``findings``, gravest first."""
-        return await self.call("catalogue.review", given(name=name, version=version))
+        return await self.call("catalogue.review", given(**locals()))
 
     async def skill_needs(self, name: str, *, version: str | None = None) -> Json:
         """Returns the declared needs of a skill: ``needs`` with ``need``, ``asked``, ``granted`` and ``why``.
@@ -32,30 +32,30 @@ class CatalogueMethods(Calls):
         ``digest`` is the content that an approval is bound to. ``approved``, ``by`` and ``because`` say whether and how
         it is approved.
         """
-        return await self.call("catalogue.needs", given(name=name, version=version))
+        return await self.call("catalogue.needs", given(**locals()))
 
     async def approve_skill(
         self, name: str, *, version: str | None = None, digest: str | None = None, note: str | None = None
     ) -> Json:
         """Consent to what a version declares: its needs, and ``approval``. With ``digest``, only to these bytes. Needs
         ``admin``."""
-        return await self.call("catalogue.approve", given(name=name, version=version, digest=digest, note=note))
+        return await self.call("catalogue.approve", given(**locals()))
 
     async def revoke_skill(self, name: str, *, version: str | None = None) -> Json:
         """Take approvals back, of every version when none is given: ``revoked`` counts them, ``still`` says what
         approves it all the same. Needs ``admin``."""
-        return await self.call("catalogue.revoke", given(name=name, version=version))
+        return await self.call("catalogue.revoke", given(**locals()))
 
     async def list_approvals(
         self, *, name: str | None = None, limit: int | None = None, cursor: str | None = None
     ) -> Json:
         """One page: ``approvals`` and ``next_cursor``. Needs ``admin``."""
-        return await self.call("catalogue.approvals", given(name=name, limit=limit, cursor=cursor))
+        return await self.call("catalogue.approvals", given(**locals()))
 
     async def withdraw_skill(self, name: str, version: str, *, reason: str | None = None) -> Json:
         """Serve a published version no longer: its state, ``changed`` and ``unpinned``. Runs at work go on. Needs
         ``publish``, as those that follow, for the project that the name belongs to."""
-        return await self.call("catalogue.withdraw", given(name=name, version=version, reason=reason))
+        return await self.call("catalogue.withdraw", given(**locals()))
 
     async def restore_skill(self, name: str, version: str) -> Json:
         """Serve a withdrawn version again."""
@@ -104,8 +104,7 @@ class EnvironmentMethods(Calls):
         packages: Sequence[str] | None = None,
     ) -> Json:
         """``environment``: what is in it, or how far its build is (``state``)."""
-        asked = given(environment=environment, skill=skill, version=version, packages=listed(packages))
-        return await self.call("environments.show", asked)
+        return await self.call("environments.show", given(**locals()))
 
     async def build_environment(
         self,
@@ -119,7 +118,7 @@ class EnvironmentMethods(Calls):
     ) -> Json:
         """Build it ahead of its first run: ``environment``. A failed build does not raise: its ``state`` is
         ``failed``, and ``error`` says why. With ``wait=False`` it returns while the build goes on."""
-        asked = given(environment=environment, skill=skill, version=version, packages=listed(packages))
+        asked = given(environment=environment, skill=skill, version=version, packages=packages)
         return await self.call("environments.build", {**asked, **given(refresh=refresh, wait=wait)})
 
     async def remove_environment(
@@ -133,8 +132,7 @@ class EnvironmentMethods(Calls):
     ) -> Json:
         """Remove a built one, with ``forget`` the versions that it was resolved to as well: ``removed``, its digest.
         Needs ``admin``."""
-        asked = given(environment=environment, skill=skill, version=version, packages=listed(packages), forget=forget)
-        return await self.call("environments.remove", asked)
+        return await self.call("environments.remove", given(**locals()))
 
 
 class SyncEnvironmentMethods(Waits):
@@ -161,8 +159,7 @@ class SkillTools(Calls):
         agent: str | None = None,
     ) -> Json:
         """One page: ``skills`` with ``version_hash`` and ``enabled``, and ``next_cursor``."""
-        params = given(namespace=namespace, enabled_only=enabled_only, limit=limit, cursor=cursor, agent=agent)
-        return await self.call("skills.list", params)
+        return await self.call("skills.list", given(**locals()))
 
     async def skills_load(
         self,
@@ -174,8 +171,7 @@ class SkillTools(Calls):
         agent: str | None = None,
     ) -> Json:
         """``content`` of a file (SKILL.md) with ``bytes``, ``sha256`` and ``version_hash``."""
-        params = given(skill_name=skill_name, path=path, version=version, session_id=session_id, agent=agent)
-        return await self.call("skills.load", params)
+        return await self.call("skills.load", given(**locals()))
 
     async def skills_activate(
         self,
@@ -189,15 +185,7 @@ class SkillTools(Calls):
     ) -> Json:
         """Make a skill ready for commands: ``local_dir`` and ``active_path`` say where these find its files. With
         ``session_id`` the session has them then. Raises Busy when its packages are not built within ``timeout_sec``."""
-        params = given(
-            skill_name=skill_name,
-            version=version,
-            timeout_sec=timeout_sec,
-            session_id=session_id,
-            wait_ms=wait_ms,
-            agent=agent,
-        )
-        return await self.call("skills.activate", params)
+        return await self.call("skills.activate", given(**locals()))
 
     async def skills_upload(
         self,
@@ -215,11 +203,11 @@ class SkillTools(Calls):
 
     async def skills_set_version(self, skill_name: str, version: str, *, agent: str | None = None) -> Json:
         """Choose which version the name alone means."""
-        return await self.call("skills.set_version", given(skill_name=skill_name, version=version, agent=agent))
+        return await self.call("skills.set_version", given(**locals()))
 
     async def skills_disable(self, skill_name: str, *, enabled: bool | None = None, agent: str | None = None) -> Json:
         """Let no agent of the project use a skill, or with ``enabled`` let them use it again: ``changed``."""
-        return await self.call("skills.disable", given(skill_name=skill_name, enabled=enabled, agent=agent))
+        return await self.call("skills.disable", given(**locals()))
 
     async def skills_delete(
         self,
@@ -230,8 +218,7 @@ class SkillTools(Calls):
         agent: str | None = None,
     ) -> Json:
         """Serve a published version, or all of them, no longer: ``deleted`` and ``active_version``."""
-        params = given(skill_name=skill_name, version=version, reason=reason, agent=agent)
-        return await self.call("skills.delete", params)
+        return await self.call("skills.delete", given(**locals()))
 
 
 class SyncSkillTools(Waits):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from skillyard.client.methods.calling import Json, blocking, given, listed
+from skillyard.client.methods.calling import Json, blocking, given
 from skillyard.client.methods.commands import CommandMethods, SyncCommandMethods
 from skillyard.client.methods.operators import (
     CatalogueMethods,
@@ -45,7 +45,7 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, Skil
         cursor: str | None = None,
     ) -> Json:
         """One page: ``skills`` and ``next_cursor``, which is None at the end."""
-        return await self.call("list_skills", given(namespace=namespace, detail=detail, limit=limit, cursor=cursor))
+        return await self.call("list_skills", given(**locals()))
 
     async def describe_skill(
         self,
@@ -55,7 +55,7 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, Skil
         detail: Literal["manifest", "summary", "full"] | None = None,
     ) -> Json:
         """``skill``: manifest, versions, documentation."""
-        return await self.call("describe_skill", given(name=name, version=version, detail=detail))
+        return await self.call("describe_skill", given(**locals()))
 
     async def read_skill_file(
         self,
@@ -69,7 +69,7 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, Skil
         """``content`` in ``encoding``, ``size_bytes``, ``truncated``."""
         return await self.call(
             "read_skill_file",
-            given(name=name, path=path, version=version, offset=offset, max_bytes=max_bytes),
+            given(**locals()),
         )
 
     async def execute_skill(
@@ -94,22 +94,7 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, Skil
         ``idempotency_key``: a repeated call gets the first run. ``detach``: the answer comes at once,
         and the run outlives this caller and the server; :meth:`wait_run` has its result. ``labels``: pairs that
         :meth:`list_runs` finds it by. ``detail='brief'``: of the run only what a model needs."""
-        params = given(
-            name=name,
-            args=args,
-            version=version,
-            input_blobs=input_blobs,
-            mount_skills=mount_skills,
-            timeout_ms=timeout_ms,
-            limits=limits,
-            isolation=isolation,
-            network=listed(network),
-            idempotency_key=idempotency_key,
-            detach=detach,
-            labels=labels,
-            detail=detail,
-        )
-        return Run.of(await self.call("execute_skill", params))
+        return Run.of(await self.call("execute_skill", given(**locals())))
 
     async def run_code(
         self,
@@ -134,25 +119,7 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, Skil
         """Run source text; its function ``entrypoint`` (``main``) gets ``args``. ``network``: rules that narrow what
         the operator gives to code; an empty list for no network. ``packages``: requirements such as ``numpy>=2`` that
         the code may import, where policy admits them; a ``# /// script`` block in the code asks likewise."""
-        params = given(
-            language=language,
-            code=code,
-            args=args,
-            entrypoint=entrypoint,
-            environment=environment,
-            packages=listed(packages),
-            input_blobs=input_blobs,
-            mount_skills=mount_skills,
-            timeout_ms=timeout_ms,
-            limits=limits,
-            isolation=isolation,
-            network=listed(network),
-            idempotency_key=idempotency_key,
-            detach=detach,
-            labels=labels,
-            detail=detail,
-        )
-        return Run.of(await self.call("run_code", params))
+        return Run.of(await self.call("run_code", given(**locals())))
 
     async def create_blob(self, content: str | bytes, kind: str) -> Json:
         """Store a small blob: ``blob_id``, ``size_bytes``. Bytes travel as base64."""
@@ -171,7 +138,7 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, Skil
         max_bytes: int | None = None,
     ) -> Json:
         """``preview`` in ``encoding``, ``kind``, ``size_bytes``, ``truncated``."""
-        return await self.call("read_blob", given(blob_id=blob_id, mode=mode, max_bytes=max_bytes))
+        return await self.call("read_blob", given(**locals()))
 
     async def get_blob(self, blob_id: str, sink: Sink) -> object:
         """Writes a blob to a path or a binary file."""
@@ -203,12 +170,11 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, Skil
     ) -> Json:
         """One page of run records, newest first: ``runs`` and ``next_cursor``. ``labels``: those that have all of them.
         ``all`` needs ``admin``."""
-        asked = given(status=status, labels=labels, limit=limit, cursor=cursor, all=all)
-        return await self.call("runs.list", asked)
+        return await self.call("runs.list", given(**locals()))
 
     async def show_run(self, run_id: str, *, detail: Detail | None = None) -> Json:
         """``run``: the run record."""
-        return await self.call("runs.show", given(run_id=run_id, detail=detail))
+        return await self.call("runs.show", given(**locals()))
 
     async def wait_run(self, run_id: str, *, timeout_ms: int | None = None, detail: Detail | None = None) -> Run:
         """Returns the run when it has ended, or as it is after ``timeout_ms``.
@@ -228,25 +194,25 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, Skil
     ) -> Json:
         """A piece of the run's log, also while it runs: ``content``, ``next_offset``, ``complete``. ``wait_ms``: waits
         that long for something new."""
-        return await self.call("runs.logs", given(run_id=run_id, offset=offset, max_bytes=max_bytes, wait_ms=wait_ms))
+        return await self.call("runs.logs", given(**locals()))
 
     async def run_events(
         self, run_id: str, *, after: int | None = None, limit: int | None = None, wait_ms: int | None = None
     ) -> Json:
         """Events of the run with a number above ``after``: ``events``, ``next_after``, ``complete``. ``wait_ms``: waits
         that long for the first one."""
-        return await self.call("runs.events", given(run_id=run_id, after=after, limit=limit, wait_ms=wait_ms))
+        return await self.call("runs.events", given(**locals()))
 
     async def cancel_run(self, run_id: str, *, reason: str | None = None, detail: Detail | None = None) -> Json:
         """End a run: ``cancelled`` (False when it had ended before) and ``run``, its record. Returns when
         nothing of it is left."""
-        return await self.call("runs.cancel", given(run_id=run_id, reason=reason, detail=detail))
+        return await self.call("runs.cancel", given(**locals()))
 
     async def set_run_network(self, run_id: str, network: Sequence[str]) -> Json:
         """Change what a run at work may reach: ``run``, its record. Rules of the run's owner narrow what was granted,
         those of an ``admin`` take its place below the operator's. In force when this returns, for connections that
         are open too."""
-        return await self.call("runs.set_network", {"run_id": run_id, "network": listed(network)})
+        return await self.call("runs.set_network", given(**locals()))
 
     async def explain_policy(
         self,
@@ -261,21 +227,12 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, Skil
     ) -> Json:
         """Which rules decide about ``host:port``, layer by layer: ``layers``, ``targets`` and, when such a run would be
         refused, ``refused``."""
-        params = given(
-            targets=list(targets),
-            skill=skill,
-            version=version,
-            code=code,
-            mount_skills=mount_skills,
-            network=listed(network),
-            resolve=resolve,
-        )
-        return await self.call("policy.explain", params)
+        return await self.call("policy.explain", given(**locals()))
 
     async def drain_server(self, *, undo: bool | None = None, wait_ms: int | None = None) -> Json:
         """Refuse new work until the server is stopped: ``draining``, ``attached``, ``detached``. ``wait_ms``: waits
         that long for the work that ends with the server. Needs ``admin``."""
-        return await self.call("server.drain", given(undo=undo, wait_ms=wait_ms))
+        return await self.call("server.drain", given(**locals()))
 
     async def show_policy(self) -> Json:
         """Returns what the operator lets runs reach; needs ``admin``."""
@@ -283,7 +240,7 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, Skil
 
     async def list_blobs(self, *, limit: int | None = None, cursor: str | None = None, all: bool | None = None) -> Json:
         """One page, newest first: ``blobs`` and ``next_cursor``. ``all`` needs ``admin``."""
-        return await self.call("blobs.list", given(limit=limit, cursor=cursor, all=all))
+        return await self.call("blobs.list", given(**locals()))
 
     async def stat_blob(self, blob_id: str) -> Json:
         """``blob``: what is known of it."""
@@ -305,15 +262,7 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, Skil
     ) -> Json:
         """Store a value as a new version: ``secret``, what is known of it. For every project and skill unless it says
         otherwise. No method gives a value back. Needs ``admin``, as all that follow."""
-        params = given(
-            name=name,
-            value=value,
-            project=project,
-            skills=skills,
-            delivery=delivery,
-            hosts=None if hosts is None else list(hosts),
-        )
-        return await self.call("secrets.set", params)
+        return await self.call("secrets.set", given(**locals()))
 
     async def bind_secret(
         self,
@@ -325,29 +274,27 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, Skil
         skills: str | None = None,
     ) -> Json:
         """Change how a secret is delivered: ``secret``."""
-        params = given(name=name, delivery=delivery, hosts=list(hosts), project=project, skills=skills)
-        return await self.call("secrets.bind", params)
+        return await self.call("secrets.bind", given(**locals()))
 
     async def list_secrets(self, *, limit: int | None = None, cursor: str | None = None) -> Json:
         """One page: ``secrets``, without values, and ``next_cursor``."""
-        return await self.call("secrets.list", given(limit=limit, cursor=cursor))
+        return await self.call("secrets.list", given(**locals()))
 
     async def rollback_secret(
         self, name: str, version: int, *, project: str | None = None, skills: str | None = None
     ) -> Json:
         """Make a kept version the current one: ``secret``."""
-        return await self.call("secrets.rollback", given(name=name, version=version, project=project, skills=skills))
+        return await self.call("secrets.rollback", given(**locals()))
 
     async def delete_secret(self, name: str, *, project: str | None = None, skills: str | None = None) -> bool:
         """Returns whether it was there."""
-        params = given(name=name, project=project, skills=skills)
-        return bool((await self.call("secrets.delete", params))["deleted"])
+        return bool((await self.call("secrets.delete", given(**locals())))["deleted"])
 
     async def audit_secrets(
         self, *, name: str | None = None, limit: int | None = None, cursor: str | None = None
     ) -> Json:
         """One page, newest first: ``events`` and ``next_cursor``."""
-        return await self.call("secrets.audit", given(name=name, limit=limit, cursor=cursor))
+        return await self.call("secrets.audit", given(**locals()))
 
 
 class SyncProtocolMethods(SyncCatalogueMethods, SyncEnvironmentMethods, SyncCommandMethods, SyncSkillTools):

@@ -19,8 +19,8 @@ class Notes:
         self._told: list[Finding] = []
         self._seen: Counter[tuple[str, str, str]] = Counter()
 
-    def danger(self, file: str, line: int, rule: str, message: str, mend: str = "") -> None:
-        self._add(Finding("danger", file, line, rule, message, mend))
+    def danger(self, file: str, line: int, rule: str, message: str) -> None:
+        self._add(Finding("danger", file, line, rule, message))
 
     def warn(self, file: str, line: int, rule: str, message: str, mend: str = "") -> None:
         self._add(Finding("warning", file, line, rule, message, mend))

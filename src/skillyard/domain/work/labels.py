@@ -14,18 +14,18 @@ MOST_CHARACTERS = 256
 _NAME = re.compile(LABEL_NAME)
 
 
-def check_labels(labels: Mapping[str, object], field: str = "labels") -> dict[str, str]:
+def check_labels(labels: Mapping[str, object]) -> dict[str, str]:
     """Returns the labels. Raises InvalidInput for too many, and for a name or a value that cannot be one."""
     if len(labels) > MOST_LABELS:
-        raise InvalidInput(field, f"must be at most {MOST_LABELS} labels", shape(labels))
+        raise InvalidInput("labels", f"must be at most {MOST_LABELS} labels", shape(labels))
     checked = {}
     for name, value in labels.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             rule = "must have names of a-z 0-9 . _ / -, a letter or digit first, at most 63 characters"
-            raise InvalidInput(field, rule, shape(name))
+            raise InvalidInput("labels", rule, shape(name))
         if not isinstance(value, str) or len(value) > MOST_CHARACTERS:
             rule = f"must be text of at most {MOST_CHARACTERS} characters"
-            raise InvalidInput(f"{field}.{name}", rule, shape(value))
-        check_unicode(f"{field}.{name}", value)
+            raise InvalidInput(f"labels.{name}", rule, shape(value))
+        check_unicode(f"labels.{name}", value)
         checked[name] = value
     return checked

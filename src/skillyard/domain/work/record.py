@@ -9,7 +9,20 @@ from typing import Any
 from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.sandbox.frames import START, FramePlace
 from skillyard.domain.sandbox.spec import Owner
-from skillyard.domain.work.lease import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """``holder`` names a server. ``until`` is in seconds of CLOCK_BOOTTIME, in the boot of the machine that ``boot``
+    names: an operator who sets the wall clock ends no lease and prolongs none."""
+
+    holder: str
+    boot: str
+    until: float
+
+    def held(self, boot: str, now: float) -> bool:
+        """Returns whether it is in force at ``now``, in the boot ``boot``. One of another boot never is."""
+        return self.boot == boot and now < self.until
 
 
 class Outcome(StrEnum):

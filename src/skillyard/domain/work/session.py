@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from skillyard.domain.errors import InvalidInput, QuotaExceeded, shape
-from skillyard.domain.work.lease import Lease
+from skillyard.domain.work.record import Lease
 
 USUAL_ALIAS = "default"
 """The alias of calls that name none, where the settings keep one sandbox for each agent."""

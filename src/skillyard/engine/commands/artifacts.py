@@ -124,7 +124,6 @@ TABLE = (
         ),
         scope=Scope.BLOBS,
         errors=(BlobNotFound,),
-        surface="operator",
         repeatable=True,
         service=ArtifactService,
         handler=read_artifact,

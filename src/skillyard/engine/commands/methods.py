@@ -26,13 +26,13 @@ from skillyard.engine.method import (
     STRING,
     VERSION,
     Method,
+    Schema,
     answer,
     described,
     list_of,
     obj,
 )
 from skillyard.engine.runs.methods import COMMON, LIMITS, NETWORK
-from skillyard.engine.schema import Schema
 from skillyard.engine.sessions.methods import SESSION_PARAMS, SESSION_TIMES
 from skillyard.engine.shapes import RUN_LIMITS, USAGE, shape
 
@@ -149,7 +149,6 @@ TABLE = (
         result=COMMAND_ANSWER,
         scope=Scope.RUN_CODE,
         errors=ERRORS,
-        surface="operator",
         runs=True,
         service=CommandService,
         handler=run_cmd,

@@ -67,12 +67,12 @@ class Unmarker:
         return b"".join(piece for _, piece in self.feed(data))
 
 
-def stream_at(before: bytes, otherwise: str = STDOUT) -> str:
+def stream_at(before: bytes) -> str:
     """Returns the stream that goes on behind ``before``.
 
     These are bytes of a log with at least one mark among them, or its start.
     """
-    reader = Unmarker(otherwise)
+    reader = Unmarker(STDOUT)
     reader.plain(before)
     return reader.stream
 

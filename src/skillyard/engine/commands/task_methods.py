@@ -41,6 +41,7 @@ from skillyard.engine.method import (
     STRING,
     Handler,
     Method,
+    Schema,
     answer,
     continuing,
     described,
@@ -48,7 +49,6 @@ from skillyard.engine.method import (
     obj,
 )
 from skillyard.engine.runs.methods import WAIT_MS
-from skillyard.engine.schema import Schema
 from skillyard.engine.shapes import (
     ENDPOINT,
     LABELS,
@@ -261,7 +261,6 @@ def _row(
         example=example,
         result=result,
         scope=Scope.RUN_CODE,
-        surface="operator",
         waits=waits,
         repeatable=repeatable,
         service=TaskService,
@@ -452,6 +451,5 @@ TABLE = (
             }
         ),
         tasks,
-        errors=(),
     ),
 )  # fmt: skip

@@ -22,13 +22,13 @@ from skillyard.engine.method import (
     STRING,
     Handler,
     Method,
+    Schema,
     answer,
     continuing,
     described,
     list_of,
     obj,
 )
-from skillyard.engine.schema import Schema
 from skillyard.engine.shapes import NEXT_CURSOR, NUMBER_OR_NULL, TEXT_OR_NULL, or_null, shape
 
 Params = Mapping[str, Any]
@@ -175,7 +175,6 @@ def _row(
         example=example,
         result=result,
         scope=Scope.RUN_CODE,
-        surface="operator",
         service=JobService,
         handler=handler,
         **{"errors": (JobNotFound,), "repeatable": True, **more},
@@ -309,6 +308,5 @@ TABLE = (
             }
         ),
         jobs,
-        errors=(),
     ),
 )  # fmt: skip

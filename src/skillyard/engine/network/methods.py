@@ -83,7 +83,6 @@ TABLE = (
         service=PolicyService,
         scope=Scope.EXECUTE,
         also=frozenset({Scope.RUN_CODE}),
-        surface="operator",
         repeatable=True,
     ),
     Method(
@@ -108,11 +107,9 @@ TABLE = (
                 ),
             }
         ),
-        errors=(),
         handler=show_policy,
         service=PolicyService,
         scope=Scope.ADMIN,
-        surface="operator",
         repeatable=True,
     ),
 )

@@ -16,6 +16,7 @@ from skillyard.engine.method import (
     STRING,
     VERSION,
     Method,
+    Schema,
     answer,
     described,
     list_of,
@@ -24,7 +25,6 @@ from skillyard.engine.method import (
 from skillyard.engine.packages.build import BuildLog
 from skillyard.engine.packages.environment import BuildFailed
 from skillyard.engine.packages.service import PackageService, Target, find_target
-from skillyard.engine.schema import Schema
 from skillyard.engine.shapes import ENVIRONMENT
 
 Params = Mapping[str, Any]
@@ -181,8 +181,6 @@ TABLE = (
             }
         ),
         scope=Scope.ADMIN,
-        errors=(),
-        surface="operator",
         repeatable=True,
         handler=list_environments,
         service=PackageService,
@@ -196,7 +194,6 @@ TABLE = (
         scope=Scope.EXECUTE,
         also=_EITHER,
         errors=(EnvironmentNotFound, SkillNotFound),
-        surface="operator",
         repeatable=True,
         handler=show_environment,
         service=PackageService,
@@ -218,7 +215,6 @@ TABLE = (
         scope=Scope.EXECUTE,
         also=_EITHER,
         errors=(EnvironmentNotFound, SkillNotFound, Busy),
-        surface="operator",
         builds=True,
         handler=build_environment,
         service=PackageService,
@@ -236,7 +232,6 @@ TABLE = (
         result=answer({"removed": described(STRING, "its digest")}),
         scope=Scope.ADMIN,
         errors=(EnvironmentNotFound, SkillNotFound, Busy),
-        surface="operator",
         handler=remove_environment,
         service=PackageService,
     ),
@@ -251,7 +246,6 @@ TABLE = (
         scope=Scope.EXECUTE,
         also=_EITHER,
         errors=(EnvironmentNotFound, SkillNotFound, InvalidInput, QuotaExceeded, Busy),
-        surface="operator",
         handler=fetch_wheels,
         service=PackageService,
     ),

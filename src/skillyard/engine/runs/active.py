@@ -269,8 +269,6 @@ TABLE: tuple[Method[Any], ...] = (
             }
         ),
         scope=Scope.ADMIN,
-        errors=(),
-        surface="operator",
         repeatable=True,
         waits=True,
         handler=drain_server,

@@ -19,9 +19,8 @@ from skillyard.domain.errors import SkillyardError, StoreFault
 from skillyard.domain.principal import Principal
 from skillyard.domain.sandbox.frames import FrameFamilies
 from skillyard.domain.sandbox.spec import Owner, SandboxSpec
-from skillyard.domain.work.lease import Lease
 from skillyard.domain.work.limits import Limits
-from skillyard.domain.work.record import Outcome, RunRecord, RunStatus
+from skillyard.domain.work.record import Lease, Outcome, RunRecord, RunStatus
 from skillyard.domain.work.session import SessionKey
 from skillyard.engine.backends import Backends
 from skillyard.engine.driver import Driver, Tools

@@ -31,6 +31,7 @@ from skillyard.engine.method import (
     STRING,
     VERSION,
     Method,
+    Schema,
     answer,
     continuing,
     described,
@@ -43,7 +44,6 @@ from skillyard.engine.runs.history import RunHistory, line, view
 from skillyard.engine.runs.record import in_detail, run_object
 from skillyard.engine.runs.request import from_params
 from skillyard.engine.runs.service import RunService
-from skillyard.engine.schema import Schema
 from skillyard.engine.shapes import (
     BRIEF_OR_NOT,
     NEXT_CURSOR,
@@ -233,12 +233,10 @@ TABLE = (
         ),
         example={"status": "failed", "limit": 20},
         result=answer({"runs": list_of(RUN_LINE, "newest first"), "next_cursor": NEXT_CURSOR}),
-        errors=(),
         service=RunHistory,
         handler=list_runs,
         scope=Scope.EXECUTE,
         also=frozenset({Scope.RUN_CODE}),
-        surface="operator",
         repeatable=True,
     ),
     Method(
@@ -252,7 +250,6 @@ TABLE = (
         handler=show_run,
         scope=Scope.EXECUTE,
         also=frozenset({Scope.RUN_CODE}),
-        surface="operator",
         repeatable=True,
     ),
     Method(
@@ -286,7 +283,6 @@ TABLE = (
         waits=True,
         scope=Scope.EXECUTE,
         also=frozenset({Scope.RUN_CODE}),
-        surface="operator",
         repeatable=True,
     ),
     Method(
@@ -301,7 +297,6 @@ TABLE = (
         waits=True,
         scope=Scope.EXECUTE,
         also=frozenset({Scope.RUN_CODE}),
-        surface="operator",
         repeatable=True,
     ),
     Method(
@@ -337,7 +332,6 @@ TABLE = (
         waits=True,
         scope=Scope.EXECUTE,
         also=frozenset({Scope.RUN_CODE}),
-        surface="operator",
         repeatable=True,
     ),
     Method(
@@ -358,7 +352,6 @@ TABLE = (
         handler=cancel_run,
         scope=Scope.EXECUTE,
         also=frozenset({Scope.RUN_CODE}),
-        surface="operator",
         repeatable=True,
     ),
     Method(
@@ -375,6 +368,5 @@ TABLE = (
         handler=set_run_network,
         scope=Scope.EXECUTE,
         also=frozenset({Scope.RUN_CODE}),
-        surface="operator",
     ),
 )

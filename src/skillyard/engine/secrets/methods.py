@@ -13,13 +13,13 @@ from skillyard.engine.method import (
     CURSOR,
     STRING,
     Method,
+    Schema,
     answer,
     described,
     list_of,
     obj,
     telling_no_secret,
 )
-from skillyard.engine.schema import Schema
 from skillyard.engine.secrets.service import SecretBook
 from skillyard.engine.shapes import NEXT_CURSOR, SECRET, SECRET_EVENT
 
@@ -202,7 +202,6 @@ def _method(name: str, doc: str, params: Schema, result: Schema, example: Params
         handler=_HANDLERS[name],
         service=SecretBook,
         scope=Scope.ADMIN,
-        surface="operator",
         repeatable=name in ("secrets.list", "secrets.audit"),
     )
 

@@ -10,8 +10,7 @@ from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.work.service import MOST_PATTERN, MOST_PORTS, NEVER, RESTARTS, STARTUP_S
 from skillyard.engine.commands.methods import COMMAND_PARAMS, ERRORS
 from skillyard.engine.commands.tasks import SERVICE
-from skillyard.engine.method import INTEGER, NUMBER, RUN_ID, STRING, Method, answer, described, list_of, obj
-from skillyard.engine.schema import Schema
+from skillyard.engine.method import INTEGER, NUMBER, RUN_ID, STRING, Method, Schema, answer, described, list_of, obj
 from skillyard.engine.services.service import ServiceRuns
 from skillyard.engine.shapes import ENDPOINT, RUN_LIMITS
 
@@ -77,7 +76,6 @@ TABLE = (
         ),
         scope=Scope.RUN_CODE,
         errors=ERRORS,
-        surface="operator",
         runs=True,
         service=ServiceRuns,
         handler=run_service,
@@ -106,7 +104,6 @@ TABLE = (
         ),
         scope=Scope.RUN_CODE,
         errors=(TaskNotFound,),
-        surface="operator",
         service=ServiceRuns,
         handler=open_service,
     ),

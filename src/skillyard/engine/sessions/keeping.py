@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 from skillyard.config.sessions import SessionSettings
 from skillyard.domain.errors import Forbidden, SandboxCutOff, SandboxFault, SandboxGone, SkillyardError
-from skillyard.domain.work.lease import Lease
-from skillyard.domain.work.record import Ending
+from skillyard.domain.work.record import Ending, Lease
 from skillyard.domain.work.session import SessionKey, SessionRecord, SessionState, too_large
 from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.lending import PATIENCE_S

@@ -16,12 +16,12 @@ from skillyard.engine.method import (
     NUMBER,
     STRING,
     Method,
+    Schema,
     answer,
     described,
     list_of,
     obj,
 )
-from skillyard.engine.schema import Schema
 from skillyard.engine.sessions.service import SessionService
 
 Params = Mapping[str, Any]
@@ -114,7 +114,6 @@ TABLE = (
         result=answer({"sessions": list_of(SESSION, "newest first")}),
         scope=Scope.RUN_CODE,
         errors=(Forbidden,),
-        surface="operator",
         repeatable=True,
         service=SessionService,
         handler=sessions,
@@ -134,7 +133,6 @@ TABLE = (
         result=SESSION,
         scope=Scope.RUN_CODE,
         errors=(SessionNotFound, SandboxFault, Forbidden),
-        surface="operator",
         service=SessionService,
         handler=end_session,
     ),

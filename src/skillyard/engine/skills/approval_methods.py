@@ -219,7 +219,6 @@ TABLE = (
         service=Approvals,
         scope=Scope.EXECUTE,
         also=frozenset({Scope.RUN_CODE, Scope.PUBLISH}),
-        surface="operator",
         repeatable=True,
     ),
     Method(
@@ -240,7 +239,6 @@ TABLE = (
         handler=approve,
         service=Approvals,
         scope=Scope.ADMIN,
-        surface="operator",
     ),
     Method(
         name="catalogue.revoke",
@@ -262,7 +260,6 @@ TABLE = (
         handler=revoke,
         service=Approvals,
         scope=Scope.ADMIN,
-        surface="operator",
     ),
     Method(
         name="catalogue.approvals",
@@ -292,11 +289,9 @@ TABLE = (
                 "next_cursor": NEXT_CURSOR,
             }
         ),
-        errors=(),
         handler=list_approvals,
         service=Approvals,
         scope=Scope.ADMIN,
-        surface="operator",
         repeatable=True,
     ),
 )

@@ -23,12 +23,12 @@ from skillyard.engine.method import (
     STRING,
     VERSION,
     Method,
+    Schema,
     answer,
     described,
     list_of,
     obj,
 )
-from skillyard.engine.schema import Schema
 from skillyard.engine.shapes import FINDING, STRINGS, shape, table_of
 from skillyard.engine.skills.service import SkillService
 from skillyard.ports.jailed import PythonReader
@@ -188,7 +188,6 @@ TABLE = (
         handler=review_skill,
         service=Inspection,
         scope=Scope.DISCOVER,
-        surface="operator",
         repeatable=True,
     ),
     Method(
@@ -226,7 +225,6 @@ TABLE = (
         handler=compare,
         service=Inspection,
         scope=Scope.DISCOVER,
-        surface="operator",
         repeatable=True,
     ),
 )

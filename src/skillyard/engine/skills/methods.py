@@ -19,12 +19,12 @@ from skillyard.engine.method import (
     VERSION,
     Handler,
     Method,
+    Schema,
     answer,
     described,
     list_of,
     obj,
 )
-from skillyard.engine.schema import Schema
 from skillyard.engine.shapes import FINDING, TEXT_OR_NULL, or_null
 from skillyard.engine.skills.publishing import Publisher
 from skillyard.engine.skills.service import SkillService
@@ -87,7 +87,6 @@ def _change(
         handler=handler,
         service=Publisher,
         scope=Scope.PUBLISH,
-        surface="operator",
         example={"name": "acme.words.say", **example},
     )
 
@@ -128,7 +127,6 @@ TABLE = (
         service=Publisher,
         scope=Scope.DISCOVER,
         also=frozenset({Scope.PUBLISH}),
-        surface="operator",
         repeatable=True,
     ),
     _change(
@@ -212,8 +210,6 @@ TABLE = (
             }
         ),
         scope=Scope.ADMIN,
-        errors=(),
-        surface="operator",
         repeatable=True,
         handler=_problems,
         service=SkillService,

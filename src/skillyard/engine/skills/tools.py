@@ -43,6 +43,7 @@ from skillyard.engine.method import (
     VERSION,
     Handler,
     Method,
+    Schema,
     answer,
     described,
     list_of,
@@ -51,7 +52,6 @@ from skillyard.engine.method import (
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.grant import Granter
 from skillyard.engine.runs.plan import Planner
-from skillyard.engine.schema import Schema
 from skillyard.engine.sessions.methods import SESSION_PARAMS, SESSION_TIMES
 from skillyard.engine.sessions.service import SessionService
 from skillyard.engine.shapes import FINDING, NEXT_CURSOR, TEXT_OR_NULL
@@ -266,7 +266,6 @@ def _tool(
         result=answer(result, optional=f"{' '.join(SESSION_TIMES)} session_root"),
         scope=scope,
         errors=(*errors, Forbidden),
-        surface="operator",
         repeatable=repeatable,
         builds=builds,
         example=example,

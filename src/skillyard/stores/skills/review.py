@@ -16,13 +16,13 @@ from skillyard.stores.skills.tree import Caps, Tree, read_tree
 from skillyard.stores.skills.validation.bundle import Bundle, Place, check_bundle
 
 
-async def review_source(path: Path | str, reader: PythonReader, *, caps: Caps | None = None) -> dict[str, Any]:
+async def review_source(path: Path | str, reader: PythonReader) -> dict[str, Any]:
     """Returns the answer of ``catalogue.review`` for a bundle in a directory, a zip or a tar.
 
     ``validation`` says why it is not a skill, when it is not. Nothing of it is run. Raises OSError for an archive that
     cannot be read."""
     directory = Path(os.path.abspath(path))  # noqa: PTH100 - the directory's own name counts, not a link's target
-    place, tree, told = _read(directory, caps or Caps())
+    place, tree, told = _read(directory)
     if tree is None:
         return {"name": None, "version": None, "digest": None, **_answer(Review(), told)}
     skill, findings = check_bundle(Bundle(tree, place, directory, lenient=True))
@@ -33,9 +33,9 @@ async def review_source(path: Path | str, reader: PythonReader, *, caps: Caps | 
     return {**about, "digest": tree.digest, **_answer(made, [*told, *findings])}
 
 
-def _read(path: Path, caps: Caps) -> tuple[Place, Tree | None, Sequence[Finding]]:
+def _read(path: Path) -> tuple[Place, Tree | None, Sequence[Finding]]:
     if path.is_dir():
-        return Place.of(path), *read_tree(path, caps)
+        return Place.of(path), *read_tree(path, Caps())
     if not path.is_file():
         missing = Finding("error", str(path), 0, "no-directory", "is neither a directory nor an archive with a skill")
         return Place.of(path), None, [missing]

@@ -18,8 +18,8 @@ from skillyard.domain.sandbox.spec import Owner
 from skillyard.domain.work.callback import PENDING
 from skillyard.domain.work.event import Event, next_event, of_end
 from skillyard.domain.work.labels import check_labels
-from skillyard.domain.work.lease import Lease
 from skillyard.domain.work.record import (
+    Lease,
     LogPlace,
     Offsets,
     Outcome,

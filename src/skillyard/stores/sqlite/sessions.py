@@ -10,7 +10,7 @@ from typing import Any
 
 from skillyard.domain.checks import check_page, check_unicode
 from skillyard.domain.errors import StoreFault
-from skillyard.domain.work.lease import Lease
+from skillyard.domain.work.record import Lease
 from skillyard.domain.work.session import SessionKey, SessionRecord, SessionState, too_many
 from skillyard.stores.sqlite.database import Database
 

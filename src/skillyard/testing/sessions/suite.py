@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from skillyard.domain.errors import QuotaExceeded
-from skillyard.domain.work.lease import Lease
+from skillyard.domain.work.record import Lease
 from skillyard.domain.work.session import SessionKey, SessionRecord, SessionState
 from skillyard.ports.sessions import SessionStore
 from skillyard.testing.store_check import Checks, expect, refused

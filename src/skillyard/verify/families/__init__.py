@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from skillyard.testing.attacks import FAMILIES
 from skillyard.testing.attacks.attack import Attack
-from skillyard.verify.families import (
-    channel,
-    commands,
-    egress,
-    installation,
-    policy,
-    principals,
-    profiles,
-    publishing,
-    secrets,
-)
+from skillyard.verify.families import channel, commands, egress, installation, policy, principals, publishing, secrets
 
 _ALL = (
     *FAMILIES, egress.EGRESS, channel.CHANNEL, channel.RESULTS, secrets.SECRETS, commands.COMMANDS,
-    principals.PRINCIPALS, profiles.PROFILES,
+    principals.PRINCIPALS, principals.PROFILES,
     publishing.PUBLISHING, installation.RANDOMNESS, installation.BENIGN, policy.POLICY,
 )  # fmt: skip
 _ORDER = (

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.bundles import action
+
 NAME, SECRET = "tests.caller", "API_KEY"
 
-_MANIFEST = """\
-name = "{name}"
-version = "1.0.0"
-description = "Calls a service with a secret that it never sees"
-kind = "action"
-
-[runtime]
-language = "python"
-entrypoint = "code/main.py"
-export = "main"
-
+_MANIFEST = action(
+    "{name}",
+    "Calls a service with a secret that it never sees",
+    """
 [permissions]
 network = {network}
 secrets = [{{ name = "{secret}", delivery = "gate", hosts = {hosts} }}]
-"""
+""",
+)
 
 _MAIN = r'''
 import base64, ctypes, glob, hashlib, http.client, json, os, ssl, subprocess, sys, time, urllib.error, urllib.request

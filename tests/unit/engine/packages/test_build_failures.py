@@ -15,7 +15,7 @@ from skillyard.domain.package.environment import Wanted
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.domain.work.record import Ending, Outcome
 from skillyard.engine.packages.build import MOST_BYTES, BuildLog
-from skillyard.engine.packages.builder import SandboxBuilder
+from skillyard.engine.packages.building import SandboxBuilder
 from skillyard.engine.packages.environment import BuildFailed
 from skillyard.engine.packages.steps import MOST, explained
 from tests.unit.engine.conftest import Rig

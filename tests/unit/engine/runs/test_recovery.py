@@ -9,8 +9,7 @@ import pytest
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.sandbox.spec import Held, Owner
-from skillyard.domain.work.lease import Lease
-from skillyard.domain.work.record import Outcome, RunKind, RunRecord, RunStatus
+from skillyard.domain.work.record import Lease, Outcome, RunKind, RunRecord, RunStatus
 from skillyard.engine import reaper
 from skillyard.engine.observer import Fault, Recovered
 from skillyard.engine.runs.record import ended as ended_record

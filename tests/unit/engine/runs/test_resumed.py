@@ -14,8 +14,7 @@ from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.sandbox.spec import Held, Owner
 from skillyard.domain.secret import Secret
 from skillyard.domain.skill.skill import Needs, SecretNeed
-from skillyard.domain.work.lease import Lease
-from skillyard.domain.work.record import Ending, Outcome, RunRecord, RunStatus
+from skillyard.domain.work.record import Ending, Lease, Outcome, RunRecord, RunStatus
 from skillyard.engine.observer import Fault, LeaseLost, RunResumed
 from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.conftest import ManualClock, Rig

@@ -2,21 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from skillyard.faces.cli.calls import add_calls, collect
-from skillyard.faces.cli.options import chosen, json_option, server_options
+from skillyard.faces.cli.calls import Call, Given, add_calls, collect
+from skillyard.faces.cli.options import chosen, json_option, server_options, skill_argument
 from skillyard.faces.cli.render import calm, emit_fields, emit_foreign, emit_json, emit_table
 from skillyard.faces.cli.skill.publish import export, install, publish
 from skillyard.faces.cli.skill.read import diff, problems, review
 from skillyard.faces.cli.skill.test import new, test, validate
-from skillyard.faces.cli.skill.tools import CALLS as TOOLS
 from skillyard.faces.cli.skill.versions import CALLS, approve, show_versions
 
 if TYPE_CHECKING:
     from skillyard.faces.cli.target import Target, Where
+
+
+_AGENT = click.option("--agent", metavar="NAME", help="The agent that the call is for, where the token allows it.")
+
+
+def _asked(given: Given) -> dict[str, Any]:
+    """Returns the parameters of a tool: the skill's name, and what was given beside it."""
+    named = given["skill"]
+    others = {name: value for name, value in given.items() if name != "skill" and value not in (None, "")}
+    return {"skill_name": named["name"], **({"version": named["version"]} if "version" in named else {}), **others}
+
+
+def _activated(done: Mapping[str, Any], _: Given) -> str:
+    return f"{done['skill_name']}@{done['version']} is ready in {done['local_dir']}"
+
+
+def _switched(done: Mapping[str, Any], _: Given) -> str:
+    state = "can be used" if done["enabled"] else "cannot be used"
+    return f"{done['skill_name']} {state} in the project {done['project']}{'' if done['changed'] else ', as before'}"
+
+
+def _deleted(done: Mapping[str, Any], _: Given) -> str:
+    versions = ", ".join(each["version"] for each in done["deleted"]) or "nothing"
+    return f"{done['skill_name']}: deleted {versions}; the name means {done['active_version'] or 'no version'} now"
+
+
+_TOOLS = {
+    "activate": Call(
+        method="skills.activate",
+        help="Make a skill ready for commands: its packages are built, and an interpreter with them is at hand.",
+        options=(
+            skill_argument(),
+            click.option(
+                "--timeout", "timeout_sec", type=float, help="Seconds to wait for its packages.  [default: 60]"
+            ),
+            _AGENT,
+        ),
+        ask=_asked,
+        said=_activated,
+    ),
+    "disable": Call(
+        method="skills.disable",
+        help="Let no agent of the token's project use a skill, in any version. Runs at work go on.",
+        options=(click.argument("skill", metavar="NAME", callback=lambda *given: {"name": given[2]}), _AGENT),
+        ask=_asked,
+        said=_switched,
+        changes=True,
+    ),
+    "enable": Call(
+        method="skills.disable",
+        help="Let agents of the token's project use a skill again.",
+        options=(click.argument("skill", metavar="NAME", callback=lambda *given: {"name": given[2]}), _AGENT),
+        ask=lambda given: {**_asked(given), "enabled": True},
+        said=_switched,
+        changes=True,
+    ),
+    "delete": Call(
+        method="skills.delete",
+        help="Serve a published version no longer, or every version. Names, versions and content stay taken.",
+        options=(
+            skill_argument(),
+            click.option("--reason", default="", help="Told to callers that ask for the version."),
+            _AGENT,
+        ),
+        ask=_asked,
+        said=_deleted,
+        changes=True,
+    ),
+}
 
 
 @click.group()
@@ -26,7 +95,7 @@ def skill() -> None:
 
 for command in (new, validate, review, test, diff, problems, publish, install, export, approve):
     skill.add_command(command)
-add_calls(skill, {**CALLS, **TOOLS})
+add_calls(skill, {**CALLS, **_TOOLS})
 
 
 @skill.command("list")

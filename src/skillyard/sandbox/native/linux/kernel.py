@@ -97,8 +97,8 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str = ""
     _checked(f"mount {target}", got)
 
 
-def umount(target: str, flags: int = MNT_DETACH) -> None:
-    _checked(f"umount {target}", _libc.umount2(target.encode(), flags))
+def umount(target: str) -> None:
+    _checked(f"umount {target}", _libc.umount2(target.encode(), MNT_DETACH))
 
 
 def pivot_root(new: str, old: str) -> None:
@@ -161,9 +161,9 @@ def open_place(path: str, resolve: int, at: int = AT_FDCWD) -> int:
     return call(f"openat2 {path}", NR_OPENAT2, ctypes.c_int(at), os.fsencode(path), how, size)
 
 
-def mount_setattr(fd: int, path: str, add: int, remove: int = 0, *, recursive: bool = False) -> None:
+def mount_setattr(fd: int, path: str, add: int, *, recursive: bool = False) -> None:
     """Change a mount's flags; ``path`` empty means the mount behind ``fd``."""
-    attr = struct.pack("QQQQ", add, remove, 0, 0)
+    attr = struct.pack("QQQQ", add, 0, 0, 0)
     flags = (0 if path else AT_EMPTY_PATH) | (AT_RECURSIVE if recursive else 0)
     call(
         f"mount_setattr {path or fd}",

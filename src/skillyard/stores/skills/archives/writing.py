@@ -50,12 +50,12 @@ def packed_files(root: Path, files: Iterable[SkillFile]) -> list[Packed]:
     return [_packed_file(root / file.path, file) for file in sorted(files, key=lambda file: file.path)]
 
 
-def tar_gz(files: Sequence[Packed], *, prefix: str = "", limits: ArchiveLimits | None = None) -> Iterator[bytes]:
+def tar_gz(files: Sequence[Packed], *, prefix: str = "") -> Iterator[bytes]:
     """A gzipped tar in pieces, one file in memory at a time. ``prefix`` is a directory to put everything into.
 
     Content that would unpack to so many times its size that :func:`read_archive` takes it for a bomb is not compressed.
     """
-    level = 0 if _is_bomb(files, limits or ArchiveLimits()) else _LEVEL
+    level = 0 if _is_bomb(files) else _LEVEL
     compress = zlib.compressobj(level, zlib.DEFLATED, _GZIP)
     for piece in _tar(files, prefix):
         if packed := compress.compress(piece):
@@ -63,11 +63,9 @@ def tar_gz(files: Sequence[Packed], *, prefix: str = "", limits: ArchiveLimits |
     yield compress.flush()
 
 
-def write_zip(
-    files: Sequence[Packed], archive: BinaryIO, *, prefix: str = "", limits: ArchiveLimits | None = None
-) -> None:
+def write_zip(files: Sequence[Packed], archive: BinaryIO, *, prefix: str = "") -> None:
     """A zip into a seekable file; files that deflate as only bombs do are stored. Raises what ``read`` raises."""
-    ratio = (limits or ArchiveLimits()).ratio
+    ratio = ArchiveLimits().ratio
     with zipfile.ZipFile(archive, "w", allowZip64=False) as made:
         for file in files:
             info = zipfile.ZipInfo(_joined(prefix, file.path), _FIRST_DAY)
@@ -90,8 +88,9 @@ def _tar(files: Iterable[Packed], prefix: str) -> Iterator[bytes]:
     yield bytes(2 * BLOCK)
 
 
-def _is_bomb(files: Sequence[Packed], limits: ArchiveLimits) -> bool:
+def _is_bomb(files: Sequence[Packed]) -> bool:
     """Compresses only so much as it takes to know."""
+    limits = ArchiveLimits()
     size = sum(file.size + 8 * BLOCK for file in files)
     if size <= limits.ratio_from:
         return False
