@@ -97,7 +97,7 @@ class AdmissionSettings(Section):
     tasks: int = Field(
         default=32,
         ge=1,
-        description="Tasks that work at a time, at most three quarters of `running`: the other places are for runs.",
+        description="Tasks that work at a time, at most half of `running`: a quarter is for services, one for runs.",
     )
     tasks_live: int = Field(
         default=2048, ge=1, description="Tasks that may wait or work; more are refused with `Busy`."
@@ -129,8 +129,13 @@ class AdmissionSettings(Section):
 
     @property
     def task_places(self) -> int:
-        """The most tasks that work at a time."""
-        return min(self.tasks, max(1, self.running * 3 // 4))
+        """The most tasks that work at a time: with services at most three quarters of all places."""
+        return min(self.tasks, max(1, self.running * 3 // 4 - self.service_places))
+
+    @property
+    def service_places(self) -> int:
+        """The most services that work at a time: a quarter of all places."""
+        return max(1, self.running // 4)
 
     @property
     def memory_mb(self) -> int:

@@ -46,6 +46,13 @@ class ServiceSettings(Section):
     cookie_s: float = Field(
         default=28_800.0, gt=0, description="Time that a browser may use a port after its ticket was taken."
     )
+    places: int = Field(
+        default=16,
+        ge=1,
+        description="Services that wait to begin or work at a time, at most a quarter of `admission.running`; more are"
+        " refused with `Busy`. They take no places of other tasks.",
+    )
+    places_each: int = Field(default=8, ge=1, description="Services of one principal at a time.")
     connections: int = Field(default=400, ge=1, description="Most connections to services at once.")
     connections_each: int = Field(default=64, ge=1, description="Most connections to one service at once.")
     answer_s: float = Field(default=120.0, gt=0, description="Longest wait for the beginning of an answer.")

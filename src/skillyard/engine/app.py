@@ -121,7 +121,11 @@ class App:
         most = config.admission.tasks_live
         each = int(most * (1 - config.admission.reserve)) or 1
         promised = Budget(most, each, "too many tasks wait or work; come again when some have ended")
-        self.lender = Lender(self.admission, self.tasks, emit, Room(config.admission.task_places), promised)
+        serve = min(config.services.places, config.admission.service_places)
+        told = "too many services are at work (services.places, services.places_each); end one, or come again later"
+        services = Budget(serve, min(serve, config.services.places_each), told)
+        places = Room(config.admission.task_places)
+        self.lender = Lender(self.admission, self.tasks, emit, places, promised, services)
         self.ahead = Ahead(emit, enabled=config.native.preloads)
         reads = LargeReads()
         self.blobs = BlobService(ports.blobs, reads, ttl_s=config.blobs.ttl_s, json_bytes=config.blobs.json_bytes)

@@ -216,13 +216,25 @@ class Loan:
 class Lender:
     """Lends sandboxes to callers that got a place for one."""
 
-    def __init__(self, admission: Admission, tasks: Tasks, emit: Observer, commands: Room, promised: Budget) -> None:
-        """``commands`` has the turns of detached commands; ``promised`` bounds their number."""
+    def __init__(
+        self,
+        admission: Admission,
+        tasks: Tasks,
+        emit: Observer,
+        commands: Room,
+        promised: Budget,
+        services: Budget,
+    ) -> None:
+        """``commands`` has the turns of detached commands; ``promised`` bounds their number.
+
+        ``services`` bounds that of services. They take no turns: one that waited for another's end might wait for ever.
+        """
         self.admission = admission
         self.tasks = tasks
         self._emit = emit
         self.commands = commands
         self.promised = promised
+        self.services = services
 
     def check(self, tenant: str, limits: Limits, *, accepted: bool = False) -> None:
         """Raises InvalidInput for a sandbox that could never fit, Busy for one that may not wait.

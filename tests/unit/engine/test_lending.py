@@ -34,7 +34,9 @@ class Shop:
     def __init__(self, rig: Rig, places: int = 1, memory_mb: int = 1 << 20) -> None:
         self.rig = rig
         self.admission = Admission(AdmissionSettings(running=places), memory_mb)
-        self.lender = Lender(self.admission, Tasks(), rig.events.append, Room(1), Budget(1, 1, "full"))
+        self.lender = Lender(
+            self.admission, Tasks(), rig.events.append, Room(1), Budget(1, 1, "full"), Budget(1, 1, "full")
+        )
 
     def order(self, key: str = "k", **more: Any) -> Order:
         offer = self.rig.app.backends.default

@@ -99,7 +99,7 @@ class DetachedRuns:
             plan = await self._planner.plan(principal, request)
             task = request.command is not None
             if task:
-                hold.enter_context(self._lender.promised.holding(principal.name, accepted=accepted))
+                hold.enter_context(self._promised(request).holding(principal.name, accepted=accepted))
             self._lender.check(principal.name, plan.limits, accepted=task)
             plan = replace(plan, blob_prefix=tools.ids.blob() + "-")
             record = self._queued_record(plan)
@@ -140,7 +140,7 @@ class DetachedRuns:
         brief, hold = Brief.decoded(text, mine), ExitStack()
         hold.enter_context(self._requests.holding(mine.principal, brief.request.weight, accepted=True))
         if brief.request.command is not None:
-            hold.enter_context(self._lender.promised.holding(mine.principal, accepted=True))
+            hold.enter_context(self._promised(brief.request).holding(mine.principal, accepted=True))
         if mine.status is RunStatus.RUNNING:
             self._places[mine.run_id] = self._lender.retake(mine.principal, Limits(**mine.limits))
         tools.emit(RunResumed(mine.run_id, mine.principal, mine.status.value))
@@ -338,7 +338,13 @@ class DetachedRuns:
 
     def _turn(self, owner: str, request: RunRequest, *, held: bool = False) -> AbstractAsyncContextManager[None]:
         """Returns the turn of a task. It waits apart from runs, so that long work leaves them places."""
-        return nullcontext() if request.command is None else self._lender.commands.place(owner, held=held)
+        waits = request.command is not None and request.command.service is None
+        return self._lender.commands.place(owner, held=held) if waits else nullcontext()
+
+    def _promised(self, request: RunRequest) -> Budget:
+        """Returns the places of services, or the number of other tasks."""
+        serves = request.command is not None and request.command.service is not None
+        return self._lender.services if serves else self._lender.promised
 
     async def _resumed_job(self, record: RunRecord, brief: Brief) -> tuple[Job, Redaction]:
         """Returns the job, and the redaction of the hosts that the run tried to reach."""
