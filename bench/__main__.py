@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import click
 
-from bench import catalogue, commands, network, readers, schemas, streams
+from bench import catalogue, commands, network, readers, schemas, streams, tasks
 from bench.peers import BUBBLEWRAP, open_peers
 from bench.report import WholeReport
 from skillyard.bench.main import Say, measure, show
@@ -31,7 +31,8 @@ def bench(quick: bool, ready: int | None, output: Path | None, as_json: bool) ->
     """Measure what the project promises of itself, beside others that do the same job.
 
     What `skillyard bench` measures, beside bubblewrap, sandlock, srt and docker where they are installed; then bytes
-    and connections through the gate, a catalogue of many skills, schemas that do not end, and the start of commands.
+    and connections through the gate, a catalogue of many skills, schemas that do not end, shell commands
+    and tasks, and the start of commands.
     All is held against the project's budget. Works in a directory of its own.
     """
 
@@ -62,11 +63,15 @@ async def _measure(home: Path, plan: Plan, say: Say, *, quick: bool) -> WholeRep
     moved, unmoved = await _tried(
         "streams", "bytes of a running sandbox", streams.measure(home / "streams", 2 if quick else 8)
     )
+    say("shell commands and tasks")
+    worked, idle = await _tried(
+        "tasks", "shell commands and tasks", asyncio.to_thread(lambda: tasks.measure(home / "tasks", quick=quick))
+    )
     say("commands")
     starts = await asyncio.to_thread(_commands, home / "commands", 3 if quick else 9)
-    runs.skipped += [*closed, *unread, *unchecked, *unmoved]
+    runs.skipped += [*closed, *unread, *unchecked, *unmoved, *idle]
     runs.bases = {**BASES, "vs_bubblewrap": BUBBLEWRAP}
-    return WholeReport(runs, starts, ways, shelf, checked, reading, moved)
+    return WholeReport(runs, starts, ways, shelf, checked, reading, moved, worked)
 
 
 async def _tried(name: str, title: str, measuring: Awaitable[T]) -> tuple[T | None, list[Skipped]]:

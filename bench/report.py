@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from bench.network import Ways
 from bench.readers import Reading
 from bench.schemas import Checked
 from bench.streams import Streams
+from bench.tasks import Work
 from skillyard.bench.report import MIB, Report, plain_table, show, shown_ms, shown_ratio
 from skillyard.bench.turns import in_ms
 
@@ -32,6 +33,7 @@ class WholeReport:
     schemas: Checked | None = None
     reading: Reading | None = None
     streams: Streams | None = None
+    work: Work | None = None
 
     def budget(self) -> list[Line]:
         runs = self.runs
@@ -56,6 +58,7 @@ class WholeReport:
             "schemas": self.schemas.as_dict() if self.schemas else None,
             "reading": self.reading.as_dict() if self.reading else None,
             "streams": self.streams.as_dict() if self.streams else None,
+            "commands_and_tasks": self.work.as_dict() if self.work else None,
             "startup": list(self._starts()),
             "budget": [line.as_dict() for line in self.budget()],
         }
@@ -76,7 +79,9 @@ class WholeReport:
         if self.reading is not None:
             yield "Texts that are shaped to be slow: the whole of its half", _reading(self.reading)
         if self.streams is not None:
-            yield "Bytes of a running sandbox", _streams(self.streams)
+            yield "Bytes of a running sandbox", _titled(self.streams.rows())
+        if self.work is not None:
+            yield "Shell commands and tasks", _titled(self.work.rows())
         starts = plain_table("command", "p50 ms")
         for one in self._starts():
             starts.add_row(one["title"], f"{one['p50_ms']:.0f}")
@@ -113,9 +118,9 @@ def _reading(reading: Reading) -> Table:
     return table
 
 
-def _streams(streams: Streams) -> Table:
+def _titled(rows: Iterable[tuple[str, float | None]]) -> Table:
     table = plain_table("", "")
-    for name, value in streams.rows():
+    for name, value in rows:
         table.add_row(name, "" if value is None else f"{value:.2f}")
     return table
 

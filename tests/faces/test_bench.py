@@ -102,6 +102,14 @@ def test_a_catalogue_is_measured(report: dict[str, Any]) -> None:
     assert catalogue["index_bytes"] > 0
 
 
+def test_commands_and_tasks_are_measured(report: dict[str, Any]) -> None:
+    told = report["commands_and_tasks"]
+    assert told["run_cmd true: of bash -c true"] > 1
+    assert told["8 tasks queued and drained, each: of run_cmd true"] > 0
+    assert told["8 watchers of one task, ms of processor time a second"] >= 0
+    assert told["lacking"].keys() | told["times"].keys() >= {"bwrap bash -c true", "srt bash -c true"}
+
+
 def test_waiting_and_beginning_are_measured(report: dict[str, Any]) -> None:
     assert report["idle"]["sandboxes"] == 4
     assert report["idle"]["processes"] >= 4
