@@ -11,6 +11,7 @@ from collections import Counter
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx2
 
@@ -48,6 +49,8 @@ class Chaos:
     footprint: Footprint = field(init=False)
     _seen: dict[str, object] = field(default_factory=dict)
     _checked: set[str] = field(default_factory=set)
+    _ended: set[str] = field(default_factory=set)
+    """Tasks that were looked at after their end."""
     _live: set[str] = field(default_factory=set)
     """Detached runs that went on when they were looked at."""
 
@@ -163,10 +166,28 @@ class Chaos:
         ) as http:
             await self._check_records(http)
             await self._check_blobs(http)
+            await self._check_tasks(http)
         self.ledger.wrong.extend(ended_badly(self.data_dir))
         self.ledger.wrong.extend(self.witness.wrong())
         until(lambda: not contradictions(self.data_dir), BOUND_S, f"they agree: {contradictions(self.data_dir)[:5]}")
         assert not self.ledger.wrong, self._wrong()
+
+    async def _check_tasks(self, http: httpx2.AsyncClient) -> None:
+        for task_id in self.ledger.tasks.keys() - self._ended:
+            told = await _told(http, "skills.task_watch", task_id=task_id, timeout_sec=BOUND_S)
+            self.ledger.check_task(task_id, told)
+            self._ended.add(task_id)
+
+    async def _end_sessions(self, server: Server) -> None:
+        """Once every job has come to its end."""
+        headers = {"authorization": f"Bearer {server.token}"}
+        async with httpx2.AsyncClient(
+            base_url=server.url, headers=headers, timeout=3 * BOUND_S, trust_env=False
+        ) as http:
+            for job_id in self.ledger.jobs:
+                self.ledger.check_job(job_id, await _told(http, "skills.job_watch", job_id=job_id, timeout_sec=BOUND_S))
+            for session in (await _told(http, "skills.sessions", limit=500))["sessions"]:
+                await _told(http, "skills.end_session", session_id=session["session_id"])
 
     async def _check_records(self, http: httpx2.AsyncClient) -> None:
         """All that are new, and of the known ones those on the same pages."""
@@ -187,6 +208,7 @@ class Chaos:
             cursor = page["next_cursor"]
             known = known or cursor is None
         lacking = self.ledger.told.keys() - self._seen.keys()
+        lacking |= self.ledger.tasks.keys() - self._seen.keys() - self._live
         lacking |= self.ledger.promised.keys() - self._seen.keys() - self._live
         self.ledger.wrong.extend(f"{run_id} was told and has no record" for run_id in lacking)
 
@@ -203,9 +225,11 @@ class Chaos:
         """A last server: all is checked, and then nothing is left."""
         self._seen.clear()
         self._checked.clear()
+        self._ended.clear()
         self._live.clear()
         with self.witness.server(self.data_dir) as server:
             until(lambda: not contradictions(self.data_dir), BOUND_S, "detached runs come to their end")
+            await self._end_sessions(server)
             await self._check(server)
             await asyncio.to_thread(lambda: idle(self.footprint, BOUND_S, ahead=True))
             assert server.stop() == 0, server.log()
@@ -225,6 +249,12 @@ class Chaos:
             f"seed {self.seed}: {self.kills.total()} kills ({kills}), {self.restarts} restarts; told: {told}; "
             f"{_records(self.data_dir)} records, {len(self.ledger.blobs)} blobs; {len(self.ledger.wrong)} wrong"
         )
+
+
+async def _told(http: httpx2.AsyncClient, method: str, **params: object) -> dict[str, Any]:
+    answer = (await http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": method, "params": params})).json()
+    assert "result" in answer, (method, params, answer)
+    return dict(answer["result"])
 
 
 def _of_kind(now: Snapshot, kind: str) -> list[Process]:

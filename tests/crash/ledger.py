@@ -58,6 +58,10 @@ class Ledger:
     """Blobs whose deletion nobody was told of."""
     promised: dict[str, Promise] = field(default_factory=dict)
     """What detached runs give whose callers were told that they go on."""
+    tasks: dict[str, str] = field(default_factory=dict)
+    """What tasks write that come to their end, by task."""
+    jobs: dict[str, list[str]] = field(default_factory=dict)
+    """What each step of a job writes, by job."""
     wrong: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -91,6 +95,20 @@ class Ledger:
         if len(blobs) != len(promise.blobs):
             self.wrong.append(f"record {run_id} has the blobs {blobs}, should have {len(promise.blobs)}")
         self.blobs.update(zip(blobs, promise.blobs, strict=False))
+
+    def check_task(self, task_id: str, told: dict[str, Any]) -> None:
+        """A task as its status tells it."""
+        self.counts[f"task {told['reason'] or told['status']}"] += 1
+        if told["reason"] == "exit" and told["stdout_tail"] != self.tasks[task_id]:
+            self.wrong.append(f"task {task_id} wrote {told['stdout_tail']!r}, should be {self.tasks[task_id]!r}")
+
+    def check_job(self, job_id: str, told: dict[str, Any]) -> None:
+        """A job that has ended: every step that succeeded worked once, behind those before it."""
+        self.counts[f"job {told['reason'] or told['status']}"] += 1
+        for step, text in zip(told["steps"], self.jobs[job_id], strict=True):
+            wrong = step["status"] == "succeeded" and step["stdout_tail"] != text
+            if wrong or (step["status"] != "succeeded" and told["status"] == "succeeded"):
+                self.wrong.append(f"job {job_id} is {told['status']}, and a step {step}, should be {text!r}")
 
     def check_blob(self, blob_id: str, found: Bytes | None) -> None:
         """What a server gives for it; None when there is no such blob."""

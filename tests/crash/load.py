@@ -16,6 +16,7 @@ from tests.crash.server import SMALL, Server
 from tests.crash.witness import SKILL, Witness, contents_of, output_of
 
 CALL_S = 60.0
+GUIDE = "skills.protocol.guide"
 MADE = """
 import random
 from runtime import blobs
@@ -74,6 +75,11 @@ class Client:
             (self._upload, 3),
             (self._read_back, 2),
             (self._delete, 1),
+            (self._command, 2),
+            (self._task, 3),
+            (self._service, 1),
+            (self._session, 2),
+            (self._job, 1),
         )
         choices, weights = zip(*calls, strict=True)
         try:
@@ -200,6 +206,50 @@ class Client:
             self._ledger.doubtful.add(blob_id)
             await self._call("blobs.delete", {"blob_id": blob_id})
             self._ledger.deleted.add(blob_id)
+
+    async def _command(self) -> None:
+        number = self._chance.randrange(1 << 30)
+        ran = await self._call("skills.run_cmd", self._shell(f"echo {number}; echo aside {number} >&2"))
+        self._ledger.counts[f"command {ran['reason'] or ran['status']}"] += 1
+        told = (ran["status"], ran["stdout"], ran["stderr"])
+        if ran["reason"] == "exit" and told != ("succeeded", f"{number}\n", f"aside {number}\n"):
+            self._ledger.wrong.append(f"the command {ran['run_id']} with {number} gave {told}")
+
+    async def _task(self) -> None:
+        number = self._chance.randrange(1 << 30)
+        command = f"echo {number}; sleep {self._chance.uniform(0, 0.6):.3f}; echo {number}"
+        task = await self._call("skills.run_cmd_async", self._shell(command))
+        self._ledger.tasks[task["task_id"]] = f"{number}\n{number}\n"
+        if self._chance.random() < 0.3:
+            await self._call("skills.task_watch", {"task_id": task["task_id"], "timeout_sec": 2})
+
+    async def _service(self) -> None:
+        """One that serves for a moment."""
+        number = self._chance.randrange(1 << 30)
+        command = f"timeout 0.5 python3 -m http.server 8000 > /dev/null 2>&1; echo {number}"
+        service = await self._call("skills.run_service", self._shell(command) | {"expose_ports": [8000]})
+        self._ledger.tasks[service["task_id"]] = f"{number}\n"
+
+    async def _session(self) -> None:
+        """Files of a session that is there are those that its calls wrote, each once."""
+        number, alias = self._chance.randrange(1 << 30), f"alias{self._chance.randrange(2)}"
+        params = self._shell(f"echo {number} >> ../lines; cat ../lines") | {"session_id": alias, "wait_ms": 3000}
+        ran = await self._call("skills.run_cmd", params)
+        self._ledger.counts[f"session {ran['reason'] or ran['status']}"] += 1
+        lines = ran["stdout"].splitlines()
+        if ran["reason"] == "exit" and (lines[-1:] != [str(number)] or len(set(lines)) < len(lines)):
+            self._ledger.wrong.append(f"the call {ran['run_id']} of {alias} wrote {number} and read {lines}")
+
+    async def _job(self) -> None:
+        """Two steps in a session of their own."""
+        key = self._key()
+        steps = [{"command": f"echo {step} >> ../steps; cat ../steps"} for step in range(2)]
+        params = {"skill_name": GUIDE, "session_id": key, "steps": steps, "limits": SMALL, "max_wall_time_sec": 300}
+        self._ledger.jobs[(await self._call("skills.start_job", params))["job_id"]] = ["0\n", "0\n1\n"]
+        self._ledger.counts["jobs"] += 1
+
+    def _shell(self, command: str) -> dict[str, Any]:
+        return {"skill_name": GUIDE, "command": command, "limits": SMALL}
 
     def _key(self) -> str:
         return uuid.UUID(int=self._chance.getrandbits(128)).hex
