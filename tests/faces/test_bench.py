@@ -13,14 +13,14 @@ import pytest
 
 PROJECT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(480)
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     output: Path = tmp_path_factory.mktemp("bench") / "bench.json"
     command = [sys.executable, "-m", "bench", "--quick", "--json", "--ready", "4", "--output", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=PROJECT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=440, cwd=PROJECT)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     printed: dict[str, Any] = json.loads(done.stdout)
