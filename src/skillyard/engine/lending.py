@@ -79,8 +79,7 @@ class Loan:
 
     async def __aenter__(self) -> Loan:
         """Raises Busy, InvalidInput for a sandbox that could never fit."""
-        admission, tenant, limits = self._admission, self._order.tenant, self._spec.limits
-        memory_mb = limits.memory_mb + limits.disk_mb
+        admission, tenant, memory_mb = self._admission, self._order.tenant, self._memory_mb
         if self._order.handle is not None:
             return self
         if self._order.trimmed:
@@ -97,6 +96,11 @@ class Loan:
         finally:
             if self._place is not None:
                 self._admission.leave(self._place)
+
+    @property
+    def _memory_mb(self) -> int:
+        """Returns the memory that is reserved: files are memory, too."""
+        return self._spec.limits.memory_mb + self._spec.limits.disk_mb
 
     @property
     def spec(self) -> SandboxSpec:

@@ -237,6 +237,11 @@ class SessionLoan(Loan):
             await keeping.end(session, SERVER, str(error) or "it could not be cleared in time")
 
     @property
+    def _memory_mb(self) -> int:
+        # The space of its files is counted for as long as the session lives (Keeping.makes).
+        return self._spec.limits.memory_mb
+
+    @property
     def _session(self) -> SessionRecord:
         assert self._held is not None, "the block has begun"
         return self._held

@@ -395,3 +395,37 @@ async def no_program_slows_the_next_one(ground: Ground) -> None:
         _, after = await look(sandbox, MEANWHILE)
     expect(not done, "no program changes the first process, which starts the next ones", done)
     expect(before == after, "and those have the priority and limits of the first", (before, after))
+
+
+OBJECTS = """
+import ctypes, json, os
+x86 = os.uname().machine == "x86_64"
+libc = ctypes.CDLL(None, use_errno=True)
+CREATE = 0o1000 | 0o600
+calls = {
+    "shmget": (29, 194, 77, 4096, CREATE),
+    "semget": (64, 190, 77, 1, CREATE),
+    "msgget": (68, 186, 77, CREATE),
+    "mq_open": (240, 180, b"left", os.O_CREAT | os.O_RDWR, 0o600, 0),
+    "add_key": (248, 217, b"user", b"left", b"left", 4, -4),
+}
+made = [name for name, (one, other, *rest) in calls.items() if libc.syscall(one if x86 else other, *rest) >= 0]
+left = sorted(os.listdir(HERE + "/dev/shm") + os.listdir(HERE + "/tmp"))
+for place in ("/dev/shm", "/tmp"):
+    for kind in ("left", ".left"):
+        os.makedirs(HERE + place + "/" + kind)
+        open(HERE + place + "/" + kind + "/file", "w").close()
+        os.chmod(HERE + place + "/" + kind, 0)
+    os.chmod(HERE + place, 0o500)
+print(json.dumps([made, left]))
+"""
+
+
+@keeping.check("seccomp")
+async def nothing_in_memory_is_left(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        for _ in range(2):
+            made, left = await look(sandbox, OBJECTS)
+            expect(not made, "no program makes an object that outlives it", made)
+            expect(not left, "and none finds files of an earlier call in memory", left)
+            expect(await _cleared(sandbox) == [], "a sandbox is cleared of them")

@@ -280,6 +280,22 @@ async def test_the_files_of_all_sessions_have_a_bound(rig: Rig) -> None:
     assert (await run_cmd(rig, "c", **small))["status"] == "succeeded"
 
 
+async def test_the_files_of_a_session_are_counted_once(rig: Rig) -> None:
+    """They are among those of all sessions, and not in the memory for runs besides."""
+    held = Held(rig)
+    limits = {"memory_mb": 100, "disk_mb": 30}
+    calls = [asyncio.create_task(run_cmd(rig, limits=limits))]
+    await held.begun.wait()
+    assert rig.app.admission.reserved_mb == 100
+    held.begun.clear()
+    calls.append(asyncio.create_task(run_cmd(rig, None, limits=limits)))
+    await held.begun.wait()
+    assert rig.app.admission.reserved_mb == 230
+    held.may_end.set()
+    assert {each["status"] for each in await asyncio.gather(*calls)} == {"succeeded"}
+    assert rig.app.admission.reserved_mb == 0
+
+
 @pytest.mark.parametrize("mode", ["none", "off", "project_agent", "session"])
 async def test_reuse_mode_rules_calls_without_a_session(rig: Rig, mode: str) -> None:
     rig.configure(sessions={"reuse_mode": mode})
