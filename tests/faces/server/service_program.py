@@ -23,6 +23,7 @@ RAW = {
     "/injected": OK + b"x-a: 1\rx-b: 2\r\ncontent-length: 0\r\n\r\n",
     "/not-http": b"SSH-2.0-OpenSSH_9.6\r\n",
     "/nothing": b"",
+    "/status": b"HTTP/1.1 600 Unknown\r\ncontent-length: 0\r\n\r\n",
 }
 SPEAKS = {
     "Set-Cookie": "a=1; Domain=localhost; Path=/", "Service-Worker-Allowed": "/", "Clear-Site-Data": '"*"',

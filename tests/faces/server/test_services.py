@@ -138,8 +138,8 @@ def test_services_are_listed_apart_from_other_tasks(yard: Yard) -> None:
 
 
 def test_nothing_of_ours_goes_in(yard: Yard) -> None:
-    sent = {"cookie": "a=1", "x-forwarded-for": "1.2.3.4", "proxy-authorization": "Basic eA==", "connection": "x-hop",
-            "x-hop": "1", "x-own": "kept", "te": "trailers"}  # fmt: skip
+    sent = {"cookie": "a=1", "x-forwarded-for": "1.2.3.4", "x_forwarded_for": "1", "proxy-authorization": "Basic eA==",
+            "connection": "x-hop", "x-hop": "1", "x-own": "kept", "te": "trailers"}  # fmt: skip
     seen = yard.get("/headers?a=1&b=%2F", headers=sent).json()
     assert seen["path"] == "/headers?a=1&b=%2F"
     assert seen["headers"]["host"] == "localhost:8000"
@@ -149,6 +149,7 @@ def test_nothing_of_ours_goes_in(yard: Yard) -> None:
         "authorization",
         "cookie",
         "x-forwarded-for",
+        "x_forwarded_for",
         "proxy-authorization",
         "x-hop",
         "te",
@@ -207,7 +208,17 @@ def test_a_stream_that_never_ends_ends_with_its_caller(yard: Yard) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/endless-head", "/many-fields", "/bad-chunk", "/two-lengths", "/switch", "/interim", "/not-http", "/nothing"],
+    [
+        "/endless-head",
+        "/many-fields",
+        "/bad-chunk",
+        "/two-lengths",
+        "/switch",
+        "/interim",
+        "/not-http",
+        "/nothing",
+        "/status",
+    ],
 )
 def test_a_malformed_answer_is_an_error_of_ours(yard: Yard, path: str) -> None:
     try:
@@ -280,6 +291,8 @@ def test_a_host_that_is_spoofed_is_nobodys(yard: Yard) -> None:
         f"8000-{task}.localhost.evil.example",
         f"8000-{task}.evil.example",
         f"x.8000-{task}.localhost",
+        f"8000-{task}.localhost:80@evil.example",
+        f"8000-{task}.localhost:/evil",
         ".localhost",
     ):
         refused = yard.by_name("/", host=host, authorization=f"Bearer {yard.server.token}")

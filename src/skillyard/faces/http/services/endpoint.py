@@ -214,7 +214,8 @@ class ByHostName:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         for name, value in scope["headers"]:
             if name == b"host":
-                mine = self._name.fullmatch(value.partition(b":")[0].lower()) is not None
+                host, _, port = value.lower().partition(b":")
+                mine = self._name.fullmatch(host) is not None and (port.isdigit() or not port)
                 await (self._services if mine else self._app)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

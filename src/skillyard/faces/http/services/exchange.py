@@ -27,6 +27,7 @@ MOST_INTERIM = 8
 MOST_EVENTS = 100
 """Parts of an answer that are read before others get their turn."""
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_MOST_STATUS = 599
 _TOUCH_S = 1.0
 
 
@@ -161,6 +162,8 @@ class Exchange:
                     raise BadAnswer("the service ended the connection without an answer")
 
     async def _begin(self, answer: h11.Response, send: Send) -> None:
+        if answer.status_code > _MOST_STATUS:
+            raise BadAnswer("the service's answer has a status that HTTP does not know (RFC 9110 §15)")
         raw = list(answer.headers.raw_items())
         if len(raw) > MOST_FIELDS:
             raise BadAnswer(f"the service's answer has more than {MOST_FIELDS} header fields")

@@ -162,7 +162,8 @@ class ByHost:
 
 
 def _forwarded(name: bytes) -> bool:
-    return name.startswith(b"x-forwarded-")
+    # A service behind CGI's names (RFC 3875 §4.1.18) takes both signs for one.
+    return name.replace(b"_", b"-").startswith(b"x-forwarded-")
 
 
 def _misleads(name: bytes) -> bool:
