@@ -23,8 +23,16 @@ pytestmark = pytest.mark.anyio
 SECRET = "s3cr3t-of-the-test"
 LINE = f"{'x' * 1000} {SECRET} tail\n".encode()
 SHOWN = LINE.replace(SECRET.encode(), b"[redacted]")
-LINES = 2 * PART_BYTES // len(LINE) + 600
+LINES = 2 * PART_BYTES // len(LINE) + 300
+LOG = LINE * LINES
 BLOBS = [bytes([65 + n]) * (NOTED_BYTES // 4) for n in range(6)]
+
+
+def _pieces(data: bytes) -> list[bytes]:
+    return [data[at : at + 500_000] for at in range(0, len(data), 500_000)]
+
+
+SENT = [blob(n + 1, "text/plain", *_pieces(data)) for n, data in enumerate(BLOBS)]
 
 
 class Large:
@@ -39,18 +47,14 @@ class Large:
     async def __call__(self, process: TwinProcess) -> None:
         self.started += 1
         self.process = process
-        for number, data in enumerate(BLOBS[:5]):
-            process.write(blob(number + 1, "text/plain", *_pieces(data)))
-        process.log(LINE * LINES)
+        for sent in SENT[:5]:
+            process.write(sent)
+        process.log(LOG)
         self.half.set()
         await self.go_on.wait()
-        process.write(blob(6, "text/plain", *_pieces(BLOBS[5])))
+        process.write(SENT[5])
         process.log(b"end\n")
         process.write(result({"done": True}))
-
-
-def _pieces(data: bytes) -> list[bytes]:
-    return [data[at : at + 500_000] for at in range(0, len(data), 500_000)]
 
 
 class Reads:
