@@ -50,6 +50,7 @@ from tests.unit.engine.packages.building import MINE
 from tests.unit.engine.packages.fake_builder import FakeBuilder
 
 CODE = "def main(args): return args"
+SECTIONS = Sections(policy=PolicySettings(isolation=TwinBackend.name))
 
 
 class ManualClock:
@@ -226,7 +227,7 @@ def _parts(home: Path, clock: ManualClock) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _at_work(rig: R) -> AsyncIterator[R]:
-    rig.app = make_app(rig, Sections(policy=PolicySettings(isolation=TwinBackend.name)))
+    rig.app = make_app(rig, SECTIONS)
     await rig.app.start()
     offer = rig.app.backends.default
     assert offer is not None

@@ -101,7 +101,7 @@ class Names(RuleBasedStateMachine):
 
 
 TestNames = Names.TestCase
-TestNames.settings = settings(fewer(4), stateful_step_count=30)
+TestNames.settings = settings(fewer(2), stateful_step_count=30)
 
 
 def test_a_session_can_ask_for_so_many_names_only() -> None:
@@ -134,7 +134,7 @@ class Used(RuleBasedStateMachine):
 
 
 TestUsed = Used.TestCase
-TestUsed.settings = settings(fewer(4), stateful_step_count=40)
+TestUsed.settings = settings(fewer(2), stateful_step_count=40)
 
 
 def test_the_hosts_addresses_are_known() -> None:

@@ -143,4 +143,4 @@ class BlobMachine(RuleBasedStateMachine):
 
 
 TestBlobMachine = BlobMachine.TestCase
-TestBlobMachine.settings = settings(fewer(4), stateful_step_count=25)
+TestBlobMachine.settings = settings(fewer(2), stateful_step_count=25)

@@ -163,4 +163,4 @@ class RecordMachine(RuleBasedStateMachine):
 
 
 TestRecordMachine = RecordMachine.TestCase
-TestRecordMachine.settings = settings(fewer(4), stateful_step_count=25)
+TestRecordMachine.settings = settings(fewer(2), stateful_step_count=25)

@@ -210,7 +210,7 @@ async def story(seed: int, acts: list[tuple[str, ...]], home: Path) -> None:
 STEPS = st.tuples(st.sampled_from(INDEXES), st.sampled_from(ACTS), st.sampled_from(ACTS), st.sampled_from(ACTS))
 
 
-@fewer(4)
+@fewer(2)
 @given(seed=st.integers(0, 2**32), acts=st.lists(STEPS, min_size=2, max_size=8))
 def test_an_index_says_what_the_disk_says(seed: int, acts: list[tuple[str, ...]]) -> None:
     with tempfile.TemporaryDirectory(prefix="skillyard-model-") as directory:
