@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "skill": (f"{_HERE}.skill.group", "skill"),
     **{name: (f"{_HERE}.commands.{name}", name) for name in _GROUPS},
     **{name: (f"{_HERE}.commands.backup", name) for name in ("backup", "restore")},
-    "drain": (f"{_HERE}.commands.drain", "drain"),
+    "drain": (f"{_HERE}.commands.installation", "drain"),
     "doctor": (f"{_HERE}.commands.doctor", "doctor"),
     **{name: (f"{_HERE}.commands.installation", name) for name in ("verify", "bench", "version")},
 }
