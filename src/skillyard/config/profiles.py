@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from skillyard.config.network import Rules
 from skillyard.config.section import Section
-from skillyard.domain.errors import InvalidInput, shape, shown
+from skillyard.domain.errors import InvalidInput, QuotaExceeded, shape, shown
 from skillyard.domain.principal import Principal, Profile, check_profile_name
 from skillyard.domain.work.limits import MINIMUM
 from skillyard.yaml_values import MAX_BYTES, Document, YamlRefused
@@ -47,6 +47,19 @@ class ProfileLimits(Section):
         return self.model_dump(exclude_none=True)
 
 
+class ProfileQuotas(Section):
+    """The most that one token of the profile may have at once, below the bounds of the server."""
+
+    model_config = ConfigDict(title="profiles.quotas")
+
+    tasks: int | None = Field(
+        default=None,
+        ge=0,
+        description="Tasks of one token that have not ended, among them steps of jobs; and as many services.",
+    )
+    jobs: int | None = Field(default=None, ge=0, description="Jobs of one token that have not ended.")
+
+
 class ProfileSettings(Section):
     """An allow-list under a name, for tokens made with `token create --profile NAME`."""
 
@@ -66,6 +79,7 @@ class ProfileSettings(Section):
         default=("*",), description="Patterns of names of skills that its tokens may use, of those that a token allows."
     )
     limits: ProfileLimits = ProfileLimits()
+    quotas: ProfileQuotas = ProfileQuotas()
     network: Rules | None = Field(
         default=None,
         description="Bound of what its runs reach, below `network.rules`: rules, `none`, or `open` for no bound.",
@@ -172,6 +186,16 @@ def bound(profiles: Mapping[str, ProfileSettings], principal: Principal) -> Prin
     if section is None:
         return principal
     return replace(principal, allowed=Profile((*section.tools, DISCOVER), section.skills))
+
+
+def check_quota(profiles: Mapping[str, ProfileSettings], principal: Principal, what: str, held: int) -> None:
+    """Raises QuotaExceeded for a token that has all of ``what`` that its quota allows."""
+    section = profiles.get(principal.profile or "")
+    most = None if section is None else getattr(section.quotas, what)
+    if most is not None and held >= most:
+        name = f"profiles.{principal.profile}.quotas.{what}"
+        rule = f"this token has {held} {what} that have not ended, and its profile '{principal.profile}' allows {most}"
+        raise QuotaExceeded(what, f"{rule}; wait for one, or cancel it", limit=name, maximum=most)
 
 
 def check_isolations(profiles: Mapping[str, ProfileSettings], offered: frozenset[str]) -> None:

@@ -204,7 +204,14 @@ class App:
             CommandService: commands,
             TaskService: self.task_service,
             JobService: JobService(
-                around, self.jobs, self.task_service, commands, self.planner, ports.ids, config.commands
+                around,
+                self.jobs,
+                self.task_service,
+                commands,
+                self.planner,
+                ports.ids,
+                config.commands,
+                config.profiles,
             ),
             SessionService: self.sessions,
             ArtifactService: ArtifactService(ports.blobs, ports.records, reads),

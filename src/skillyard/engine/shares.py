@@ -298,6 +298,10 @@ class Budget:
         self._held: Counter[str] = Counter()
         self.held = 0
 
+    def held_by(self, principal: str) -> int:
+        """Returns what a principal holds now."""
+        return self._held[principal]
+
     @contextmanager
     def holding(self, principal: str, amount: int = 1, *, accepted: bool = False) -> Iterator[None]:
         """Raises Busy when it does not fit, unless it was ``accepted`` before."""

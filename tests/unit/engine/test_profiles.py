@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from skillyard.config.profiles import ProfileSettings, bound
-from skillyard.domain.errors import Forbidden, InvalidInput, SkillNotFound
+from skillyard.domain.errors import Forbidden, InvalidInput, QuotaExceeded, SkillNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import SkillKind
 from skillyard.engine.table import METHODS, invoke
+from tests.unit.engine.commands.stepping import Stepping
 from tests.unit.engine.conftest import CODE, Rig, playing
 from tests.unit.engine.fakes import a_skill, result
+from tests.unit.engine.runs.resuming import idle
 
 pytestmark = pytest.mark.anyio
 
@@ -169,3 +172,29 @@ async def test_the_default_time_of_a_command_comes_down_to_that_of_a_profile(rig
     assert (await called(rig, ANN, method, **given))["limits"]["timeout_ms"] == 5000
     with pytest.raises(InvalidInput, match="timeout_sec: must be at most 5, which the profile 'bounded'"):
         await called(rig, ANN, method, **given, timeout_sec=6)
+
+
+async def test_quotas_bound_the_tasks_and_jobs_of_a_token(rig: Rig) -> None:
+    profiled(rig, allowed_tools=("skills.*",), quotas={"tasks": 2, "jobs": 1})
+    rig.skills.add(a_skill("acme.notes", kind=SkillKind.INSTRUCTION))
+    work = rig.backend.script = Stepping()
+    asked: dict[str, Any] = {"skill_name": "acme.notes", "command": "ls"}
+    made = [(await called(rig, ANN, "skills.run_cmd_async", **asked))["task_id"] for _ in range(2)]
+    with pytest.raises(QuotaExceeded, match=r"tasks: this token has 2 tasks .* its profile 'bounded' allows 2"):
+        await called(rig, ANN, "skills.run_cmd_async", **asked)
+    bob = Principal("bob", frozenset(Scope) - {Scope.ADMIN}, profile="bounded")
+    made.append((await called(rig, bob, "skills.run_cmd_async", **asked))["task_id"])
+    job = {"skill_name": "acme.notes", "session_id": "work", "steps": [{"command": "ls"}]}
+    started = await called(rig, ANN, "skills.start_job", **job)
+    with pytest.raises(QuotaExceeded, match=r"jobs: this token has 1 jobs .* its profile 'bounded' allows 1"):
+        await called(rig, ANN, "skills.start_job", **job)
+    await called(rig, ANN, "skills.job_cancel", job_id=started["job_id"])
+    work.say(*[None] * 8)
+    async with asyncio.timeout(30):
+        for who, task_id in zip((ANN, ANN, bob), made, strict=True):
+            await called(rig, who, "skills.task_watch", task_id=task_id)
+        await called(rig, ANN, "skills.end_session", session_id="work")
+    await idle(rig)
+    rig.backend.script = playing(result({"exit_code": 0}))
+    again = await called(rig, ANN, "skills.run_cmd_async", **asked)
+    await called(rig, ANN, "skills.task_watch", task_id=again["task_id"])

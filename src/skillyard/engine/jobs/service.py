@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from skillyard.config.commands import CommandSettings
-from skillyard.domain.errors import InvalidInput, JobNotFound, shown
+from skillyard.config.profiles import ProfileSettings, check_quota
+from skillyard.domain.errors import InvalidInput, JobNotFound, QuotaExceeded, shown
 from skillyard.domain.principal import AgentScope, Principal, agent_scope
 from skillyard.domain.work.job import JobRecord, JobStep
 from skillyard.engine.commands.service import CommandService
@@ -32,6 +33,7 @@ class JobService:
         planner: Planner,
         ids: Ids,
         settings: CommandSettings,
+        profiles: Mapping[str, ProfileSettings],
     ) -> None:
         self._around = around
         self._store = around.jobs
@@ -41,6 +43,7 @@ class JobService:
         self._planner = planner
         self._ids = ids
         self._settings = settings
+        self._profiles = profiles
         self._watched: set[tuple[AgentScope, str]] = set()
 
     async def start(self, principal: Principal, params: Params) -> JobRecord:
@@ -72,7 +75,14 @@ class JobService:
         return await self._around.tasks.shielded(self._take(job, request), f"start of {job.job_id}")
 
     async def _take(self, job: JobRecord, request: JobRequest) -> JobRecord:
-        stored = await self._store.insert(job, request.encoded(), self._settings.jobs_each)
+        most, profile = self._settings.jobs_each, self._profiles.get(request.principal.profile or "")
+        quota = None if profile is None else profile.quotas.jobs
+        try:
+            stored = await self._store.insert(job, request.encoded(), most if quota is None else min(most, quota))
+        except QuotaExceeded:
+            if quota is not None and quota < most:
+                check_quota(self._profiles, request.principal, "jobs", quota)
+            raise
         if stored.job_id == job.job_id:
             self._jobs.begin(job, request)
         return stored

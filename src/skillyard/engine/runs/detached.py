@@ -99,7 +99,10 @@ class DetachedRuns:
             plan = await self._planner.plan(principal, request)
             task = request.command is not None
             if task:
-                hold.enter_context(self._promised(request).holding(principal.name, accepted=accepted))
+                promised = self._promised(request)
+                if not accepted:
+                    self._planner.check_tasks(principal, promised.held_by(principal.name))
+                hold.enter_context(promised.holding(principal.name, accepted=accepted))
             self._lender.check(principal.name, plan.limits, accepted=task)
             plan = replace(plan, blob_prefix=tools.ids.blob() + "-")
             record = self._queued_record(plan)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from skillyard.config.profiles import ProfileSettings, bound
+from skillyard.config.profiles import ProfileSettings, bound, check_quota
 from skillyard.domain.errors import (
     BlobNotFound,
     InvalidInput,
@@ -89,6 +89,10 @@ class Planner:
         self._command_limits = command_limits
         self._profiles = profiles
         self._records = records
+
+    def check_tasks(self, principal: Principal, held: int) -> None:
+        """Raises QuotaExceeded for a principal with ``held`` tasks whose profile allows no more."""
+        check_quota(self._profiles, principal, "tasks", held)
 
     async def _blob(self, principal: Principal, request: RunRequest, blob_id: str, field: str) -> BlobInfo:
         """Raises BlobNotFound."""
