@@ -43,8 +43,8 @@ Cancel = Callable[[str, str], Awaitable[None]]
 class Use:
     """One run's use of a session. ``least`` tells why the run gets the least rights; ``rights`` whether it has more.
 
-    ``wait_ms`` is None for a run that was promised already, and waits for any time. ``keeps`` says that its program
-    goes on while others use the session.
+    ``secrets`` says that secrets are among them. ``wait_ms`` is None for a run that was promised already, and waits for
+    any time. ``keeps`` says that its program goes on while others use the session.
     """
 
     key: SessionKey
@@ -54,6 +54,7 @@ class Use:
     skills: tuple[str, ...] = ()
     least: str = ""
     rights: bool = False
+    secrets: bool = False
     keeps: bool = False
     job: str = ""
     """The job whose step the run is."""
@@ -344,6 +345,9 @@ class Keeping:
             if others:
                 rule = f"session_id: a service of {', '.join(others)} works in the session '{use.key.alias}'"
                 rule += ", and this run would get secrets or a network beside it"
+            raise Forbidden(f"{rule}; use another session")
+        if use.secrets and session.kept:  # its output is not redacted of what was given behind its start
+            rule = f"session_id: a service works in the session '{use.key.alias}', and this run would get secrets"
             raise Forbidden(f"{rule}; use another session")
         if session.untrusted and use.rights:
             rule = f"session_id: files of skills without approval are in the session '{use.key.alias}', and this run"

@@ -78,6 +78,7 @@ class SessionService:
             tuple(skill.name for skill in plan.skills),
             plan.trust.least,
             rights=bool(grant.given) or grant.network is not None,
+            secrets=bool(grant.given),
             keeps=request.command is not None and request.command.service is not None,
             job=job_of(request.idempotency_key),
         )

@@ -137,6 +137,7 @@ async def test_a_service_gets_no_rights_and_none_of_another_skill(rig: Rig) -> N
         for use in (
             Use(session.key, "ann", "run_other", 0, ("acme.other",), rights=True),
             Use(session.key, "ann", "run_kept", 0, ("acme.notes",), rights=True, keeps=True),
+            Use(session.key, "ann", "run_told", 0, ("acme.notes",), rights=True, secrets=True),
         ):
             with pytest.raises(Forbidden):
                 await keeping.begin(use)
