@@ -22,6 +22,8 @@ from uv import find_uv_bin
 ROOT = Path(__file__).parents[2]
 EARLIER = "6e47739"
 """The last commit whose keepers hold no detached runs."""
+BEFORE_COMMANDS = "8eb472d7"
+"""The last commit without commands, tasks and sessions."""
 VERSIONS = ("sandbox/native/protocol.py", "gate/wire.py")
 """The files that say which version keeper and gate speak."""
 _INSTALL_S = 60.0
@@ -43,10 +45,10 @@ def next_release() -> Iterator[Path]:
 
 
 @contextmanager
-def earlier_release() -> Iterator[str]:
+def earlier_release(commit: str = EARLIER) -> Iterator[str]:
     """Yields the interpreter of a virtual environment with the earlier commit and the packages that it locked."""
     with _open_to_all() as home:
-        _unpack(home / "source")
+        _unpack(home / "source", commit)
         environment = home / "environment"
         _run(sys.executable, "-m", "venv", "--without-pip", str(environment))
         python = str(environment / "bin" / "python")
@@ -69,12 +71,12 @@ def _open_to_all() -> Iterator[Path]:
         yield Path(home)
 
 
-def _unpack(directory: Path) -> None:
-    command = ["git", "-C", str(ROOT), "archive", EARLIER, "src", "pyproject.toml", "requirements"]
+def _unpack(directory: Path, commit: str) -> None:
+    command = ["git", "-C", str(ROOT), "archive", commit, "src", "pyproject.toml", "requirements"]
     try:
         packed = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip(f"the history with commit {EARLIER} is not here")
+        pytest.skip(f"the history with commit {commit} is not here")
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(directory)

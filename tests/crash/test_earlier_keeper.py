@@ -25,7 +25,7 @@ from skillyard.sandbox.native.keepers import homes, other_versions
 from skillyard.sandbox.native.launch import keeper_lives, version_of
 from skillyard.sandbox.native.protocol import PROTOCOL, SINCE
 from tests.crash.leftovers import until
-from tests.crash.releases import earlier_release, next_release
+from tests.crash.releases import BEFORE_COMMANDS, earlier_release, next_release
 from tests.crash.server import SMALL, Server
 
 WAITS = (
@@ -337,6 +337,40 @@ def test_a_server_takes_over_from_the_commit_before(tmp_path: Path) -> None:
             assert {records[run["run_id"]]["outcome"] for run in live} == {"lost"}
             assert len(records) == 8
             assert all(run["status"] in ("completed", "failed") for run in records.values())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_detached_runs_of_the_commit_before_commands_go_on(tmp_path: Path) -> None:
+    """Output, network and end are as ever, and commands of all kinds work beside them."""
+    tmp_path.chmod(0o755)
+    data, steps = tmp_path / "data", 120
+    with Origin() as origin, earlier_release(BEFORE_COMMANDS) as python:
+        rules = json.dumps([origin.at])
+        env = {"SKILLYARD_NETWORK__RULES": rules, "SKILLYARD_NETWORK__RUN_CODE": rules}
+        with Server(data, ready=0, python=python, **env) as first:
+            counting = [start(first, COUNTS, args={"steps": steps}) for _ in range(4)]
+            calling = start(first, CALLS, args={"at": origin.at, "steps": steps})
+            until(lambda: len(origin.asked) > 3, 60, "a run reaches the origin")
+            until(lambda: all(log_of(first, run_id) for run_id in counting), 60, "each run works")
+            first.kill()
+        with Server(data, ready=0, **env) as second, second.client() as client:
+            ran = client.run_cmd("skills.protocol.guide", "echo new > ../kept", session_id="a", limits=SMALL)
+            task = client.run_cmd_async("skills.protocol.guide", "cat ../kept", session_id="a", limits=SMALL)
+            assert (ran["status"], client.task_watch(task["task_id"], timeout_sec=60)["stdout_tail"]) == (
+                "succeeded",
+                "new\n",
+            )
+            for run_id in counting:
+                run = record(second, run_id)
+                assert (run["status"], run["outcome"], run["output"]) == ("completed", "exit", {"result": steps})
+                assert log_of(second, run_id) == "".join(f"{number}\n" for number in range(steps))
+            assert record(second, calling)["status"] == "completed"
+            asked = [path.split("/") for path in origin.asked]
+            assert len({me for _, me, _ in asked}) == 1, "it was started twice"
+            assert {int(step) for _, _, step in asked} == set(range(steps))
+            client.end_session("a")
+    assert not any(map(keeper_lives, homes(data / "run")))
 
 
 def ended_with_its_server(server: Server) -> None:
