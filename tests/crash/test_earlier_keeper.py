@@ -17,13 +17,14 @@ import pytest
 
 from skillyard.client.errors import ClientError
 from skillyard.domain.errors import SandboxFault
-from skillyard.domain.sandbox.spec import Argv, Owner, SandboxSpec, Stream
+from skillyard.domain.sandbox.spec import Argv, Guest, Owner, SandboxSpec, Stream
 from skillyard.domain.work.record import Outcome
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.keeper.service import Service
 from skillyard.sandbox.native.keepers import homes, other_versions
 from skillyard.sandbox.native.launch import keeper_lives, version_of
 from skillyard.sandbox.native.protocol import PROTOCOL, SINCE
+from skillyard.sandbox.native.sandbox import NativeProcess
 from tests.crash.leftovers import until
 from tests.crash.releases import BEFORE_COMMANDS, earlier_release, next_release
 from tests.crash.server import SMALL, Server
@@ -135,6 +136,13 @@ async def left(kind: type[NativeBackend], run_dir: Path, monkeypatch: pytest.Mon
     return handles
 
 
+async def begun(process: NativeProcess) -> str:
+    """Returns the first words of a program."""
+    async for piece in process.output(Stream.STDOUT):
+        return piece.decode()
+    return ""
+
+
 def test_each_operation_of_a_keeper_has_a_version() -> None:
     operations = {name.removeprefix("_do_") for name in vars(Service) if name.startswith("_do_")}
     assert operations == set(SINCE)
@@ -165,9 +173,11 @@ async def test_an_older_keeper_with_work_is_served_beside_a_new_one(
     assert {held.handle for held in await backend.survey()} == {killed, destroyed, fresh.handle}
     assert list(other_versions(run_dir)) == [run_dir]
     assert "holds 2 sandboxes of detached runs" in backend.older
-    process = await (await backend.attach(killed)).process("work")
-    with pytest.raises(SandboxFault, match=f"version {PROTOCOL - 1} of its protocol, and 'follow' came with"):
-        [piece async for piece in process.output(Stream.STDOUT)]
+    sandbox = await backend.attach(killed)
+    process = await sandbox.process("work")
+    assert "begun" in await begun(process)
+    with pytest.raises(SandboxFault, match=f"version {PROTOCOL - 1} of its protocol, and 'keep' came with"):
+        await sandbox.start(Guest({}, kept=True), id="kept")
     await process.kill("enough")
     assert (await process.wait()).outcome is Outcome.CANCELLED
     await backend.destroy(killed)
