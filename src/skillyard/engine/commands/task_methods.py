@@ -49,6 +49,7 @@ from skillyard.engine.method import (
     obj,
 )
 from skillyard.engine.runs.methods import WAIT_MS
+from skillyard.engine.sessions.methods import SESSION_PARAMS
 from skillyard.engine.shapes import (
     ENDPOINT,
     LABELS,
@@ -100,6 +101,9 @@ STATUS_PARAMS: dict[str, Schema] = {
     },
     "query_command": described(
         STRING, f"with '{CMD}': a shell command that prints a JSON object", minLength=1, maxLength=MOST_TEXT
+    ),
+    "session_id": described(
+        SESSION_PARAMS["session_id"], f"with '{CMD}': the session that it runs in; with '{BG}': that of the task"
     ),
     "skill_name": described(SKILL_NAME, f"with '{CMD}': the skill that it runs in; that of task_id when left out"),
     "workdir": described(STRING, f"with '{CMD}'; '{VIEW}' when left out", minLength=1, maxLength=512),

@@ -274,7 +274,12 @@ class TaskService:
                 raise InvalidInput(name, f"goes with provider '{CMD}' alone; leave it out", shape(params[name]))
         if "task_id" not in params:
             raise InvalidInput("task_id", "must be given: it names the task")
-        return await self.owned(principal, params["task_id"], params.get("agent"))
+        record = await self.owned(principal, params["task_id"], params.get("agent"))
+        if params.get("session_id", record.session) != record.session:
+            raise InvalidInput(
+                "session_id", "must be the session of the task, or be left out", shape(params["session_id"])
+            )
+        return record
 
     async def _watch_query(self, principal: Principal, params: Params, seconds: float) -> tuple[dict[str, Any], bool]:
         """Asks until the state is a final one. Nothing tells us of changes elsewhere."""
@@ -310,9 +315,9 @@ class TaskService:
             "workdir": params.get("workdir", VIEW),
             "language": "bash",
             "timeout_sec": seconds,
-            **({"agent": params["agent"]} if "agent" in params else {}),
+            **{name: params[name] for name in ("agent", "session_id") if name in params},
         }
-        ran = await self._commands.run(principal, asked, alone=True)
+        ran = await self._commands.run(principal, asked, alone="session_id" not in params)
         raw, wrong = _parsed(ran)
         field = params.get("status_field", STATUS_FIELD)
         state = raw.get(field)

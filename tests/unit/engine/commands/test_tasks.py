@@ -418,3 +418,18 @@ async def test_parameters_of_the_other_provider_are_refused(rig: Rig) -> None:
             await rig.call("skills.task_status", **given)
     with pytest.raises(InvalidInput, match="skill_name: must be given"):
         await rig.call("skills.task_status", provider="cmd", query_command="x")
+
+
+async def test_a_query_runs_in_the_session_that_it_names(rig: Rig) -> None:
+    rig.backend.script = playing(DONE, log=js({"status": "done"}))
+    asked: dict[str, Any] = {"provider": "cmd", "skill_name": "acme.notes", "query_command": "./state"}
+    assert (await rig.call("skills.task_status", **asked, session_id="work"))["done"]
+    assert [one["session_id"] for one in (await rig.call("skills.sessions"))["sessions"]] == ["work"]
+
+
+async def test_the_session_of_a_task_can_be_named_and_no_other(rig: Rig) -> None:
+    task_id = await start(rig, session_id="work")
+    assert (await watched(rig, task_id, session_id="work"))["status"] == "succeeded"
+    assert (await status(rig, task_id, session_id="work"))["session_id"] == "work"
+    with pytest.raises(InvalidInput, match="session_id: must be the session of the task"):
+        await status(rig, task_id, session_id="other")
