@@ -243,14 +243,16 @@ class Driver:
         found.started_at = tools.clock.now()
         if self._ledger is not None:
             self._record = await self._ledger.running(self._standing(sandbox))
+        at_cap = AtCap.END if self._ledger is None else job.at_cap
         process = await sandbox.start(
             Guest(guest, kept=self._loan.keeps),
             id=self._run_id,
             timeout_ms=job.limits.timeout_ms,
-            streams=StreamLimits(tools.log_bytes, tools.blob_bytes + _BESIDE_BLOBS, at_cap=job.at_cap),
+            streams=StreamLimits(tools.log_bytes, tools.blob_bytes + _BESIDE_BLOBS, at_cap=at_cap),
         )
         self._active.begin(process, sandbox)
-        await self._loan.hand_back()
+        if self._loan.keeps:
+            await self._loan.hand_back()
         record = job.record
         by = record.kind, record.principal, record.skill
         tools.emit(RunStarted(self._run_id, *by, queued_ms=found.queued_ms, created_ms=found.created_ms))
