@@ -135,9 +135,3 @@ def test_names_of_closed_addresses_are_not_reached(tmp_path: Path) -> None:
             assert told["state"] == "pending"
             assert "closed unless" in told["told"], told
         assert hook.came == []
-
-
-@pytest.mark.timeout(240)
-def test_no_callback_where_the_operator_names_no_host(tmp_path: Path) -> None:
-    with Server(tmp_path / "data") as server, pytest.raises(RpcError, match="this server tells no callbacks"):
-        _start(server, "https://example.org/hook")

@@ -433,3 +433,9 @@ async def test_the_session_of_a_task_can_be_named_and_no_other(rig: Rig) -> None
     assert (await status(rig, task_id, session_id="work"))["session_id"] == "work"
     with pytest.raises(InvalidInput, match="session_id: must be the session of the task"):
         await status(rig, task_id, session_id="other")
+
+
+async def test_no_callback_where_the_operator_names_no_host(rig: Rig) -> None:
+    with pytest.raises(InvalidInput, match=r"callback_url: this server tells no callbacks: commands\.callback_hosts"):
+        await start(rig, callback_url="https://example.org/hook")
+    assert (await rig.call("skills.tasks"))["tasks"] == []
