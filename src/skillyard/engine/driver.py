@@ -356,7 +356,8 @@ class Driver:
         if moved:
             if final.network is not None:
                 tools.emit(used(final))
-            tools.emit(RunEnded(final, self._elapsed_ms(), len(tools.active)))
+            elapsed_ms = (tools.clock.monotonic() - self._job.taken_at) * 1000
+            tools.emit(RunEnded(final, elapsed_ms, len(tools.active)))
         return final
 
     async def _abandon(self) -> None:
