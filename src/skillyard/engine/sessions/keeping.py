@@ -328,7 +328,10 @@ class Keeping:
             return None
         if session.call is not None and await self.has_run(session):
             return None
-        why = await self.lost(session)
+        try:
+            why = await self.lost(session)
+        except SandboxFault:  # its keeper is just ending: a later call knows
+            raise self.turns.busy(session.key) from None
         return (LOST, why) if why else None
 
     async def _settle_left(self, session: SessionRecord) -> None:
