@@ -114,12 +114,12 @@ class Granter:
         group = plan.principal.name if self._rules.policy.separate_principals else ""
         modules = consented(plan, environment, self._environments.definitions[plan.environment], named=named)
         ref, wish = self._ahead.chosen(plan.offer.backend, environment.ref, modules, group)
+        prefix = plan.blob_prefix or self._ids.blob() + "-"
+        frames = self._frames.of(plan.request.command)
         given = await self._secrets.give(plan) if plan.skills else ()
         self._tell(plan, given)
         env, gated = _delivered(given)
         mounts = (*map(_skill_mount, plan.skills), *plan.blob_mounts) if plan.skills or plan.blobs else ()
-        prefix = plan.blob_prefix or self._ids.blob() + "-"
-        frames = self._frames.of(plan.request.command)
         guest = _guest(plan, prefix, env, frames, view="workspace" not in self._closed)
         if self._variables:
             guest["env"] = {**self._variables, **env}
