@@ -9,7 +9,6 @@ import asyncio
 import base64
 import ssl
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from skillyard.domain.errors import SkillyardError
@@ -73,10 +72,8 @@ class Courier:
             writer.write(f"POST {target.path} HTTP/1.1\r\n{head}\r\n".encode() + body)
             await writer.drain()
             return await _status(reader)
-        finally:
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
+        finally:  # nothing is left to send, and a farewell in TLS may wait for ever for the other side
+            writer.transport.abort()
 
     def _tls(self) -> ssl.SSLContext:
         context = ssl.create_default_context()
