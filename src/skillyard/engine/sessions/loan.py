@@ -14,7 +14,7 @@ from skillyard.domain.work.session import SessionRecord, SessionState
 from skillyard.engine.lending import PATIENCE_S, Loan, Order, Queued
 from skillyard.engine.observer import Fault, Observer
 from skillyard.engine.sessions.keeping import LOST, SERVER, Keeping, Use
-from skillyard.engine.sessions.sandbox import INPUTS, bring, end_programs, fit_of, kept_spec, move
+from skillyard.engine.sessions.sandbox import INPUTS, bring, end_programs, fit_of, kept_spec, move, trusting
 from skillyard.engine.shares import Admission
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.sandbox import Sandbox
@@ -99,7 +99,7 @@ class SessionLoan(Loan):
         if await bring(sandbox, spec.mounts):
             guest = {**guest, "blob_root": INPUTS}
         if network is not None:
-            guest = await network.enter(sandbox, guest, reused=self._reused)
+            guest = trusting(await network.enter(sandbox, guest, reused=self._reused))
         self._began = asyncio.get_running_loop().time()
         return sandbox, guest
 

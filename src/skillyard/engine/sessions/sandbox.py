@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import astuple, replace
 from pathlib import Path
+from typing import Any
 
 from skillyard.domain.errors import SandboxFault, SandboxGone
+from skillyard.domain.network.session import TRUST_FILE
 from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.frames import FrameFault, FrameReader, Result, ResultFault
 from skillyard.domain.sandbox.spec import (
@@ -30,7 +32,8 @@ from skillyard.ports.sandbox import Sandbox
 
 WORKSPACE = "/workspace"
 INPUTS = "/tmp/blobs"  # noqa: S108 - inside a sandbox
-"""The place of a call's blobs, which a sandbox that is there already cannot get as mounts."""
+TRUSTED = "/tmp/trust/ca.pem"  # noqa: S108 - inside a sandbox
+"""The places of a call's blobs and certificates, which a sandbox that is there already cannot get as mounts."""
 CLEAR_MS = 30_000
 _CLEAR_STREAMS = StreamLimits(64 * 1024, 64 * 1024)
 _PIECE = 256 * 1024
@@ -39,8 +42,7 @@ _BLOBS = "/blobs/"
 
 def kept_spec(spec: SandboxSpec) -> SandboxSpec:
     """Returns the spec of a session's sandbox for a call that would get ``spec`` alone."""
-    mounts = tuple(mount for mount in spec.mounts if not mount.target.startswith(_BLOBS))
-    return replace(spec, mounts=mounts, owner=Owner.TASK, single=False)
+    return replace(spec, mounts=tuple(m for m in spec.mounts if not _place(m)), owner=Owner.TASK, single=False)
 
 
 def fit_of(backend: str, spec: SandboxSpec) -> str:
@@ -66,18 +68,29 @@ def _named(mount: Mount) -> str:
 
 
 async def bring(sandbox: Sandbox, mounts: Iterable[Mount]) -> bool:
-    """Writes the blobs among ``mounts`` to :data:`INPUTS`; returns whether there were any.
+    """Writes the blobs and certificates among ``mounts``; returns whether there were blobs.
 
     Raises QuotaExceeded, SandboxFault.
     """
-    brought = False
-    for mount in mounts:
-        if mount.target.startswith(_BLOBS) and isinstance(mount.source, Content):
-            await sandbox.write(f"{INPUTS}/{mount.target.removeprefix(_BLOBS)}", _bytes_of(mount.source), mode=0o444)
-            brought = True
-    if brought:
+    places = {place: mount.source for mount in mounts if (place := _place(mount))}
+    for place, source in places.items():
+        if isinstance(source, Content):
+            await sandbox.write(place, _bytes_of(source), mode=0o444)
+    if places:
         await sandbox.end_files()
-    return brought
+    return bool(places.keys() - {TRUSTED})
+
+
+def trusting(guest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the request with the variables that name the certificates where :func:`bring` writes them."""
+    return {**guest, "env": {name: TRUSTED if at == TRUST_FILE else at for name, at in guest["env"].items()}}
+
+
+def _place(mount: Mount) -> str:
+    """Returns the file that stands for a mount of one call; empty for those of the sandbox."""
+    if mount.target == TRUST_FILE:
+        return TRUSTED
+    return f"{INPUTS}/{mount.target.removeprefix(_BLOBS)}" if mount.target.startswith(_BLOBS) else ""
 
 
 def _bytes_of(content: Content) -> AsyncIterator[bytes]:

@@ -17,6 +17,7 @@ from skillyard.domain.work.session import SessionRecord, SessionState
 from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.conftest import Rig, playing
 from tests.unit.engine.fakes import a_skill, result
+from tests.unit.engine.network import fake_gate
 
 pytestmark = pytest.mark.anyio
 DONE = result({"exit_code": 0})
@@ -190,6 +191,30 @@ async def test_inputs_are_written_where_nothing_can_be_mounted(rig: Rig) -> None
     [(spec, request, _)] = rig.backend.started
     assert request["blob_root"] == "/tmp/blobs"
     assert not any(mount.target.startswith("/blobs") for mount in spec.mounts)
+
+
+async def test_certificates_are_those_of_each_call_in_one_sandbox(rig: Rig) -> None:
+    gate = rig.with_network(run_code="mounted")
+    rig.skills.add(a_skill("acme.reaches", kind=SkillKind.INSTRUCTION, needs=Needs(network=("x.com",))))
+    shown: list[bytes] = []
+    sandboxes: set[str] = set()
+
+    async def script(process: TwinProcess) -> None:
+        [(handle, sandbox)] = rig.backend.held.items()
+        sandboxes.add(handle)
+        shown.append(b"".join([piece async for piece in sandbox.read("/tmp/trust/ca.pem")]))
+        process.write(DONE)
+
+    rig.backend.script = script
+    for _ in range(2):
+        ran = await run_cmd(rig, skill_name="acme.reaches")
+        assert ran["status"] == "succeeded"
+    assert shown == [Path(fake_gate.__file__).read_bytes()] * 2
+    assert len(gate.sessions) == 2
+    assert len(sandboxes) == 1
+    for spec, request, _ in rig.backend.started:
+        assert request["env"]["SSL_CERT_FILE"] == "/tmp/trust/ca.pem"
+        assert fake_gate.TRUST not in spec.mounts
 
 
 async def test_a_sandbox_that_cannot_be_cleared_ends_with_its_session(rig: Rig) -> None:
