@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from skillyard.domain.principal import AgentScope
@@ -112,8 +112,8 @@ class RecordStore(Protocol):
 class CallbackStore(Protocol):
     """The callbacks of tasks that have ended. Each is added with the end of its task, and goes with its record."""
 
-    async def pending(self, limit: int) -> Sequence[Callback]:
-        """Returns those that are to be tried, by the time of the next try."""
+    async def pending(self, limit: int, besides: Collection[str] = ()) -> Sequence[Callback]:
+        """Returns those that are to be tried, by the time of the next try. Those to hosts ``besides`` are left out."""
         ...
 
     async def get(self, run_id: str) -> Callback | None: ...

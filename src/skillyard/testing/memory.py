@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from skillyard.domain.checks import check_page, check_unicode
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, shape, shown
 from skillyard.domain.principal import AgentScope, Principal, check_principal, check_token_value
 from skillyard.domain.sandbox.spec import Owner
-from skillyard.domain.work.callback import Callback
+from skillyard.domain.work.callback import Callback, parse_url
 from skillyard.domain.work.event import Event, next_event, of_end
 from skillyard.domain.work.labels import check_labels
 from skillyard.domain.work.record import RunKind, RunRecord, check_status
@@ -260,16 +260,17 @@ class MemoryCallbacks:
         self._records = records
         self._noted: dict[str, Callback] = {}
 
-    async def pending(self, limit: int) -> Sequence[Callback]:
+    async def pending(self, limit: int, besides: Collection[str] = ()) -> Sequence[Callback]:
         found = [callback for run_id in self._records.called if (callback := await self.get(run_id)) is not None]
-        waiting = [callback for callback in found if callback.next_at is not None]
+        waiting = [callback for callback in found if callback.next_at is not None and callback.host not in besides]
         return sorted(waiting, key=lambda callback: callback.next_at or 0.0)[:limit]
 
     async def get(self, run_id: str) -> Callback | None:
         record = await self._records.get(run_id)
         if record is None or record.callback is None or record.status.live:
             return None
-        return self._noted.get(run_id, Callback(run_id, next_at=record.ended_at or record.created_at))
+        host = parse_url(record.callback).authority
+        return self._noted.get(run_id, Callback(run_id, next_at=record.ended_at or record.created_at, host=host))
 
     async def note(self, callback: Callback) -> None:
         self._noted[callback.run_id] = callback

@@ -10,7 +10,7 @@ import binascii
 import hashlib
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from skillyard.domain.errors import InvalidInput, shape
@@ -54,7 +54,7 @@ class Target:
 class Callback:
     """How far the callback of a task is. ``next_at`` (UTC seconds) is None for one that is over.
 
-    ``told`` says how the last try ended.
+    ``told`` says how the last try ended; ``host`` is that of its URL, with the port.
     """
 
     run_id: str
@@ -62,6 +62,7 @@ class Callback:
     tries: int = 0
     next_at: float | None = None
     told: str = ""
+    host: str = ""
 
 
 def parse_url(text: str) -> Target:
@@ -112,4 +113,5 @@ def after(callback: Callback, at: float, told: str, *, most: int) -> Callback:
     tries = callback.tries + 1
     over = tries >= most
     pause = PAUSES_S[min(tries, len(PAUSES_S)) - 1]
-    return Callback(callback.run_id, GIVEN_UP if over else PENDING, tries, None if over else at + pause, told)
+    state = GIVEN_UP if over else PENDING
+    return replace(callback, state=state, tries=tries, next_at=None if over else at + pause, told=told)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -31,7 +33,8 @@ from skillyard.ports.records import CallbackStore, RecordStore
 SIGNER = "Callbacks"
 """The secret's scope, as a skill: none has a capital letter, so none is given the secret."""
 LOOK_S = 60.0
-AT_ONCE = 8
+AT_ONCE, TO_ONE_HOST = 8, 2
+"""Callbacks that are told at once: one host that does not answer keeps none of another waiting."""
 _USER = "callbacks"
 _GONE = 410
 
@@ -59,6 +62,7 @@ class Callbacks:
         self._settings = settings
         self._profiles = profiles
         self._news = asyncio.Event()
+        self._trying: dict[str, tuple[asyncio.Task[None], str]] = {}
 
     async def check(self, principal: Principal, url: str) -> None:
         """Raises InvalidInput for a URL that no callback may go to, and where nobody could sign it."""
@@ -96,31 +100,47 @@ class Callbacks:
                 self._news.clear()
                 pause = LOOK_S
                 try:
-                    pause = await self._pass(self._courier)
-                except SkillyardError as error:  # the next pass comes all the same
+                    pause = await self._begin(self._courier)
+                except SkillyardError as error:  # a later look goes on
                     self._emit(Fault("callback", error))
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await self._news.wait()
-                except TimeoutError:
-                    pass
         finally:
             self._records.ignore(self._heard)
+            trying = [task for task, _ in self._trying.values()]
+            for task in trying:
+                task.cancel()
+            await asyncio.gather(*trying, return_exceptions=True)
 
     def _heard(self, record: RunRecord) -> None:
         if record.callback is not None and not record.status.live:
             self._news.set()
 
-    async def _pass(self, courier: Courier) -> float:
-        """Delivers those that are due; returns the seconds up to the next one."""
-        found = await self.store.pending(AT_ONCE)
-        now = self._clock.now()
-        due = [one for one in found if one.next_at is None or one.next_at <= now]
-        if due:
-            await asyncio.gather(*(self._try(courier, one) for one in due))
-            return 0.0
-        nearest = min((one.next_at or now for one in found), default=now + LOOK_S)
-        return min(LOOK_S, max(0.0, nearest - now))
+    async def _begin(self, courier: Courier) -> float:
+        """Begins to deliver what is due, few at once to one host; returns the seconds up to the next look."""
+        while len(self._trying) < AT_ONCE:
+            hosts = Counter(host for _, host in self._trying.values())
+            busy = [host for host, count in hosts.items() if count >= TO_ONE_HOST]
+            found = await self.store.pending(AT_ONCE, busy)
+            one = next((callback for callback in found if callback.run_id not in self._trying), None)
+            if one is None:
+                return LOOK_S
+            wait = (one.next_at or 0.0) - self._clock.now()
+            if wait > 0:
+                return min(LOOK_S, wait)
+            self._trying[one.run_id] = asyncio.create_task(self._see(courier, one)), one.host
+        return LOOK_S
+
+    async def _see(self, courier: Courier, callback: Callback) -> None:
+        try:
+            await self._try(courier, callback)
+        except Exception as error:  # noqa: BLE001 - it is due still, and others must not wait for it
+            self._emit(Fault("callback", error, callback.run_id))
+            await asyncio.sleep(LOOK_S)
+        finally:
+            del self._trying[callback.run_id]
+            self._news.set()
 
     async def _try(self, courier: Courier, callback: Callback) -> None:
         record = await self._records.get(callback.run_id)

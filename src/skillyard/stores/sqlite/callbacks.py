@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
 
 from skillyard.domain.work.callback import Callback
 from skillyard.stores.sqlite.database import Database
 
-_READ = "SELECT run_id, state, tries, next_at, told FROM callbacks"
+_READ = "SELECT run_id, state, tries, next_at, told, host FROM callbacks"
+_DUE = " WHERE next_at IS NOT NULL AND host NOT IN (SELECT value FROM json_each(?)) ORDER BY next_at LIMIT ?"
 _NOTE = "UPDATE callbacks SET state = ?, tries = ?, next_at = ?, told = ? WHERE run_id = ?"
 
 
@@ -20,8 +22,8 @@ class SqliteCallbacks:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def pending(self, limit: int) -> Sequence[Callback]:
-        rows = await self._database.fetch(f"{_READ} WHERE next_at IS NOT NULL ORDER BY next_at LIMIT ?", (limit,))
+    async def pending(self, limit: int, besides: Collection[str] = ()) -> Sequence[Callback]:
+        rows = await self._database.fetch(_READ + _DUE, (json.dumps([*besides]), limit))
         return [Callback(*row) for row in rows]
 
     async def get(self, run_id: str) -> Callback | None:

@@ -15,7 +15,7 @@ from skillyard.domain.errors import IdempotencyConflict, InvalidInput, StoreFaul
 from skillyard.domain.principal import AgentScope
 from skillyard.domain.sandbox.frames import FramePlace
 from skillyard.domain.sandbox.spec import Owner
-from skillyard.domain.work.callback import PENDING
+from skillyard.domain.work.callback import PENDING, parse_url
 from skillyard.domain.work.event import Event, next_event, of_end
 from skillyard.domain.work.labels import check_labels
 from skillyard.domain.work.record import (
@@ -63,7 +63,7 @@ _REPLACE = """
         lease_until = iif(lease_holder IS ?6 AND lease_boot IS ?7, max(lease_until, ?8), ?8), lease_holder = ?6,
         lease_boot = ?7, revision = revision + iif(?9, 0, 1), request = iif(?9, NULL, request)
     WHERE run_id = ?10 AND revision = ?11 AND ended_at IS NULL AND principal = ?12 AND idempotency_key IS ?13"""
-_TELL_END = "INSERT OR IGNORE INTO callbacks SELECT seq, run_id, ?, 0, ?, '' FROM runs WHERE run_id = ?"
+_TELL_END = "INSERT OR IGNORE INTO callbacks SELECT seq, run_id, ?, 0, ?, '', ? FROM runs WHERE run_id = ?"
 _KEEP_NETWORK = "UPDATE runs SET network = ? WHERE run_id = ? AND ended_at IS NULL"
 _RENEW = "UPDATE runs SET lease_until = ? WHERE lease_holder = ? AND ended_at IS NULL"
 _WHOLE = "record, revision, labels, lease_holder, lease_boot, lease_until, network, needs"
@@ -250,7 +250,7 @@ class SqliteRecords:
                         connection, record, at, record.status.value, {} if record.status.live else of_end(record)
                     )
                 if record.callback is not None and not record.status.live:
-                    connection.execute(_TELL_END, (PENDING, at, record.run_id))
+                    connection.execute(_TELL_END, (PENDING, at, parse_url(record.callback).authority, record.run_id))
                 if kind:
                     _add_event(connection, record, at, kind, data)
             return row

@@ -5,7 +5,8 @@ CREATE TABLE callbacks (
     state   TEXT NOT NULL,
     tries   INTEGER NOT NULL,
     next_at REAL,
-    told    TEXT NOT NULL
+    told    TEXT NOT NULL,
+    host    TEXT NOT NULL
 ) STRICT;
 
 CREATE INDEX callbacks_due ON callbacks (next_at) WHERE next_at IS NOT NULL;
