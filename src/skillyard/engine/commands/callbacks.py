@@ -118,7 +118,9 @@ class Callbacks:
             self._news.set()
 
     async def _begin(self, courier: Courier) -> float:
-        """Begins to deliver what is due, few at once to one host; returns the seconds up to the next look."""
+        """Begins to deliver what is due, few at once to one host.
+
+        Returns the seconds up to the next look."""
         while len(self._trying) < AT_ONCE:
             hosts = Counter(host for _, host in self._trying.values())
             busy = [host for host, count in hosts.items() if count >= TO_ONE_HOST]

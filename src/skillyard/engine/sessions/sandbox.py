@@ -82,7 +82,7 @@ async def bring(sandbox: Sandbox, mounts: Iterable[Mount]) -> bool:
 
 
 def trusting(guest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the request with the variables that name the certificates where :func:`bring` writes them."""
+    """Returns the request with its variables naming the certificates that :func:`bring` wrote."""
     return {**guest, "env": {name: TRUSTED if at == TRUST_FILE else at for name, at in guest["env"].items()}}
 
 
