@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from skillyard.config.section import MIB, Bound, Lifetime, Section
-from skillyard.domain.blob import BlobLimits
+from skillyard.domain.blob import GIB, BlobLimits
 from skillyard.domain.sandbox.frames import FrameLimits
 from skillyard.domain.skill.publication import PublicationLimits
 
@@ -92,6 +92,11 @@ class BlobSettings(Section):
         default=_STORED.owner_bytes,
         ge=1,
         description="Most bytes of all blobs of one principal.",
+    )
+    made_bytes: Bound = Field(
+        default=48 * GIB,
+        description="Bytes of the blobs that runs of one principal made: at each sweep the oldest beyond that go, but "
+        "for those of unfinished runs and jobs; 0 for no bound. Keep it below `blobs.owner_bytes`, where work fails.",
     )
     owner_count: int = Field(default=_STORED.owner_count, ge=1, description="Most blobs of one principal.")
     per_run: int = Field(default=_SENT.blobs, ge=0, description="Most blobs that one run may write.")

@@ -396,7 +396,13 @@ class App:
         def at_work() -> Collection[str]:
             return self.active.keys() | environments.building.sandboxes
 
-        ages = Ages(config.records.ttl_s, config.secrets.audit_ttl_s, config.records.owner_count, config.sweep_every_s)
+        ages = Ages(
+            config.records.ttl_s,
+            config.secrets.audit_ttl_s,
+            config.records.owner_count,
+            config.blobs.made_bytes,
+            config.sweep_every_s,
+        )
         return Reaper(
             self.backends,
             ports.records,

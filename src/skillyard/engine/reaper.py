@@ -39,12 +39,15 @@ class ClockJumped(SkillyardError):
 
 @dataclass(frozen=True, slots=True)
 class Ages:
-    """How long things are kept, in seconds; None for ever. ``owner_records`` are the ended runs that are kept of one
-    principal."""
+    """How long things are kept, in seconds; None for ever.
+
+    ``owner_records`` are the ended runs that are kept of one principal, and ``made_bytes`` what their blobs take.
+    """
 
     records_s: float | None
     audit_s: float | None
     owner_records: int | None
+    made_bytes: int | None
     sweep_every_s: float
 
 
@@ -174,6 +177,8 @@ class Reaper:
         if not expire:
             return Swept(0, records, strays)
         blobs = await self._blobs.sweep()
+        if ages.made_bytes is not None:
+            blobs += await self._blobs.trim(ages.made_bytes, now, await self._needed())
         if ages.records_s is not None:
             oldest = now - ages.records_s
             records += await self._records.sweep(oldest) + await self._jobs.sweep(oldest)
@@ -181,6 +186,11 @@ class Reaper:
             await self._audit.sweep(now - ages.audit_s)
         environments = await self._environments.evict(await environments_in_use(self._records))
         return Swept(blobs, records, strays, environments)
+
+    async def _needed(self) -> set[str]:
+        """Returns the runs whose blobs are needed: unfinished ones, and the steps of unfinished jobs."""
+        runs = {record.run_id for record in await self._records.unfinished()}
+        return runs | {step.task_id for job in await self._jobs.live() for step in job.steps if step.task_id}
 
     async def sweep_forever(self) -> None:
         """One pass at once, then one each ``sweep_every_s``."""

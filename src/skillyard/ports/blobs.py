@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -59,6 +59,12 @@ class BlobStore(Protocol):
 
     async def list(self, owner: str | None, *, limit: int = 100, after: str | None = None) -> Sequence[BlobInfo]:
         """Newest first; ``owner`` None for all; ``after`` is the last blob id of the page before."""
+        ...
+
+    async def trim(self, made_bytes: int, before: float, besides: Collection[str] = ()) -> int:
+        """Removes the oldest blobs that an owner's runs made, until those left take ``made_bytes``; returns how many.
+
+        Those of runs ``besides``, and those made at ``before`` or later, stay."""
         ...
 
     async def sweep(self) -> int:

@@ -150,6 +150,28 @@ async def a_reader_survives_the_deletion(make: Maker) -> None:
 
 
 @check
+async def the_oldest_blobs_of_runs_go(make: Maker) -> None:
+    clock = ManualClock()
+    async with make(clock, NO_LIMITS) as store:
+        uploaded = await store.create("a", "text/plain", pattern(90_000))
+        other = await store.create("b", "text/plain", pattern(60_000), run_id="run_b")
+        made = []
+        for number in range(5):
+            clock.advance(1)
+            made.append(await store.create("a", "text/plain", pattern(20_000 + number), run_id=f"run_{number}"))
+        left = [uploaded, *made]
+        expect(await store.trim(200_000, clock.now()) == 0, "below the bound all stay")
+        expect(await store.trim(60_010, clock.now(), ["run_0"]) == 1, "the run at work keeps its blob")
+        left.remove(made[1])
+        expect({*await store.list("a")} == {*left}, "the oldest of an ended one goes, and no upload")
+        await refused(BlobNotFound, whole(store, made[1].blob_id), "it cannot be read")
+        expect(await store.trim(0, clock.now()) == 4, "one that was made just now stays")
+        expect({*await store.list("a")} == {uploaded, made[4]}, "and uploads")
+        expect(await store.list("b") == [], "each owner has the bound")
+        await refused(BlobNotFound, whole(store, other.blob_id), "another owner's is gone, too")
+
+
+@check
 async def blobs_expire(make: Maker) -> None:
     clock = ManualClock()
     async with make(clock, NO_LIMITS) as store:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +96,17 @@ class MemoryBlobs:
                 raise InvalidInput("after", "must be the id of an existing blob", shown(after))
             found = found[ids.index(after) + 1 :]
         return [info for info in found if not self._expired(info)][:limit]
+
+    async def trim(self, made_bytes: int, before: float, besides: Collection[str] = ()) -> int:
+        kept: Counter[str] = Counter()
+        gone = []
+        for info in [blob.info for blob in reversed(self._blobs.values()) if blob.info.run_id is not None]:
+            kept[info.owner] += info.size
+            if kept[info.owner] > made_bytes and info.created_at < before and info.run_id not in besides:
+                gone.append(info.blob_id)
+        for blob_id in gone:
+            del self._blobs[blob_id]
+        return len(gone)
 
     async def sweep(self) -> int:
         return self._purge(None)

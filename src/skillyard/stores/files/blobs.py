@@ -13,9 +13,10 @@ import logging
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,16 @@ class LocalBlobs:
 
     async def sweep(self) -> int:
         return await self._collector.purge(self._clock.now()) + await self._collector.tidy()
+
+    async def trim(self, made_bytes: int, before: float, besides: Collection[str] = ()) -> int:
+        owners = await self._database.submit(lambda connection: rows.owners_above(connection, made_bytes))
+        removed = 0
+        for owner in owners:
+            delete = partial(
+                rows.delete_oldest, owner=owner, most=made_bytes, before=before, besides=besides, limit=BATCH
+            )
+            removed += await self._collector.discard(delete)
+        return removed
 
     async def _relieve(self, owner: str) -> tuple[int, int]:
         """Removes an owner's expired blobs; returns how many blobs and bytes the owner stores then."""
@@ -343,15 +354,17 @@ class Collector:
 
     async def purge(self, now: float, owner: str | None = None) -> int:
         """Removes expired blobs, of one owner or of all; returns how many."""
-        purged = 0
+        return await self.discard(lambda connection: rows.delete_expired(connection, now, owner, BATCH))
+
+    async def discard(self, delete: Callable[[sqlite3.Connection], list[str]]) -> int:
+        """Removes the blobs whose rows ``delete`` removes, up to BATCH at a time; returns how many."""
+        removed = 0
         while True:
-            digests = await self._database.submit(
-                lambda connection: rows.delete_expired(connection, now, owner, BATCH), alone=True
-            )
+            digests = await self._database.submit(delete, alone=True)
             await self.collect(digests)
-            purged += len(digests)
+            removed += len(digests)
             if len(digests) < BATCH:
-                return purged
+                return removed
 
     async def tidy(self) -> int:
         """Removes files that a crash left: half-written ones, and contents without a row."""

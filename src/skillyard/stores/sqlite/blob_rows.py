@@ -6,8 +6,9 @@ Operations return a refusal rather than raise it: raising would undo the writes 
 from __future__ import annotations
 
 import hashlib
+import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from skillyard.domain.blob import BlobLimits
@@ -30,6 +31,14 @@ _INSERT = """
 _EXPIRED = """
     DELETE FROM blobs WHERE seq IN
         (SELECT seq FROM blobs WHERE expires_at <= ?1 AND owner = coalesce(?2, owner) LIMIT ?3)
+    RETURNING content_key"""
+_RICH = "SELECT owner FROM blob_owners WHERE bytes > ?"
+_OLDEST = """
+    DELETE FROM blobs WHERE seq IN (
+        SELECT seq FROM (
+            SELECT seq, run_id, created_at, sum(size) OVER (ORDER BY seq DESC) AS kept
+            FROM blobs WHERE owner = ?1 AND run_id IS NOT NULL)
+        WHERE kept > ?2 AND created_at < ?3 AND run_id NOT IN (SELECT value FROM json_each(?4)) LIMIT ?5)
     RETURNING content_key"""
 
 
@@ -79,6 +88,21 @@ def delete(connection: sqlite3.Connection, blob_id: str) -> tuple[str, float | N
 def delete_expired(connection: sqlite3.Connection, now: float, owner: str | None, limit: int) -> list[str]:
     """Removes up to ``limit`` expired rows of one owner or of all. Returns their contents' keys."""
     return [row[0] for row in connection.execute(_EXPIRED, (now, owner, limit)).fetchall()]
+
+
+def owners_above(connection: sqlite3.Connection, size: int) -> list[str]:
+    """Returns the owners that store more bytes than ``size``."""
+    return [row[0] for row in connection.execute(_RICH, (size,)).fetchall()]
+
+
+def delete_oldest(
+    connection: sqlite3.Connection, owner: str, most: int, before: float, besides: Collection[str], limit: int
+) -> list[str]:
+    """Removes up to ``limit`` rows of an owner's runs, those beyond the newest ``most`` bytes.
+
+    Returns their contents' keys. Those of the runs ``besides``, and those made at ``before`` or later, stay."""
+    values = (owner, most, before, json.dumps([*besides]), limit)
+    return [row[0] for row in connection.execute(_OLDEST, values).fetchall()]
 
 
 def unused(connection: sqlite3.Connection, keys: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,9 @@ from skillyard.engine import reaper
 from skillyard.engine.observer import Fault, Recovered
 from skillyard.engine.runs.record import ended as ended_record
 from skillyard.engine.table import invoke
-from tests.unit.engine.conftest import CODE, Rig
+from skillyard.testing.twin_sandbox import TwinProcess
+from tests.unit.engine.conftest import CODE, Rig, playing
+from tests.unit.engine.fakes import blob, result
 
 pytestmark = pytest.mark.anyio
 
@@ -93,6 +96,31 @@ async def test_a_principal_keeps_so_many_records_and_loses_none_to_others(rig: R
     assert await rig.app.ports.records.get(own) is not None
     rig.configure(records={"owner_count": None})
     assert (await rig.app.reaper.sweep()).records == 0
+
+
+async def test_the_oldest_blobs_of_ended_runs_go_beyond_a_bound(rig: Rig) -> None:
+    async def works(process: TwinProcess) -> None:
+        process.write(blob(1, "text/plain", b"w" * 1000))
+        begun.set()
+        await may_end.wait()
+        process.write(result({}))
+
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    at_work = asyncio.create_task(rig.run(works))
+    await begun.wait()
+    made = []
+    for _ in range(3):
+        run = await rig.run(playing(blob(1, "text/plain", b"x" * 1000), result({})))
+        made += run["output_blobs"]
+    rig.clock.time += 1
+    rig.configure(blobs={"made_bytes": 2000})
+    assert (await rig.app.reaper.sweep()).blobs == 1
+    assert [await rig.app.ports.blobs.stat(blob_id) is None for blob_id in made] == [True, False, False]
+    may_end.set()
+    [kept] = (await at_work)["output_blobs"]
+    assert await rig.app.ports.blobs.stat(kept) is not None
+    rig.configure(blobs={"made_bytes": None})
+    assert (await rig.app.reaper.sweep()).blobs == 0
 
 
 async def test_a_sweep_that_fails_is_told_and_tried_again(rig: Rig) -> None:
