@@ -188,7 +188,7 @@ class Reaper:
         return Swept(blobs, records, strays, environments)
 
     async def _needed(self) -> set[str]:
-        """Returns the runs whose blobs are needed: unfinished ones, and the steps of unfinished jobs."""
+        """Returns the unfinished runs, and the steps of unfinished jobs, which may name blobs."""
         runs = {record.run_id for record in await self._records.unfinished()}
         return runs | {step.task_id for job in await self._jobs.live() for step in job.steps if step.task_id}
 

@@ -62,9 +62,9 @@ class BlobStore(Protocol):
         ...
 
     async def trim(self, made_bytes: int, before: float, besides: Collection[str] = ()) -> int:
-        """Removes the oldest blobs that an owner's runs made, until those left take ``made_bytes``; returns how many.
+        """Removes the oldest blobs of an owner's runs until those left take ``made_bytes``.
 
-        Those of runs ``besides``, and those made at ``before`` or later, stay."""
+        Returns how many went. Those of runs ``besides``, and those made at ``before`` or later, stay."""
         ...
 
     async def sweep(self) -> int:
