@@ -43,7 +43,8 @@ _PLACES = {
 class Work:
     """Seconds by title. ``drained_s`` is the time of ``tasks`` from the first call to the last end.
 
-    ``watching`` is the processor time of the server in a second with so many watchers, by what they watch.
+    ``watching`` is the processor time of the server in a second with so many watchers, by what they watch; under the
+    empty text without one.
     """
 
     commands: dict[str, list[float]] = field(default_factory=dict)
@@ -61,7 +62,8 @@ class Work:
         each_s = self.drained_s / self.tasks
         yield f"{self.tasks:,} tasks queued and drained, each: of {OURS}", each_s / statistics.median(ours)
         for what, cost in self.watching.items():
-            yield f"{self.watchers} watchers of {what}, ms of processor time a second", cost * 1000
+            who = f"{self.watchers} watchers of {what}" if what else f"{self.watchers} tasks without a watcher"
+            yield f"{who}, ms of processor time a second", cost * 1000
 
     def as_dict(self) -> dict[str, Any]:
         times = {title: in_ms(samples) for title, samples in self.commands.items()}
@@ -166,10 +168,11 @@ async def _drain(server: ServerProcess, tasks: int) -> None:
 
 
 async def _watch(server: ServerProcess, seconds: float, found: Work) -> None:
-    """Watches one task, and then as many as there are watchers; nothing happens meanwhile."""
+    """Watches no task, then one, and then as many as there are watchers; nothing happens meanwhile."""
     async with _Caller(server) as caller:
         tasks = [await caller.start("sleep 1000") for _ in range(found.watchers)]
-        for what, watched in (("one task", tasks[:1] * found.watchers), (f"{len(tasks)} tasks", tasks)):
+        nobody: list[str] = []
+        for what, watched in (("", nobody), ("one task", tasks[:1] * len(tasks)), (f"{len(tasks)} tasks", tasks)):
             watching = [asyncio.create_task(caller.watch(each, n)) for n, each in enumerate(watched)]
             await asyncio.sleep(seconds)  # until all are there
             before = _used(server.pid)

@@ -107,6 +107,7 @@ def test_commands_and_tasks_are_measured(report: dict[str, Any]) -> None:
     assert told["run_cmd true: of bash -c true"] > 1
     assert told["8 tasks queued and drained, each: of run_cmd true"] > 0
     assert told["8 watchers of one task, ms of processor time a second"] >= 0
+    assert told["8 tasks without a watcher, ms of processor time a second"] >= 0
     assert told["lacking"].keys() | told["times"].keys() >= {"bwrap bash -c true", "srt bash -c true"}
 
 
