@@ -173,15 +173,17 @@ class DetachedRuns:
         self._leased_until = lease.until
 
     async def _try_again(self) -> None:
-        for run_id in list(self._left):
+        """Goes on with the runs that were left, but for those whose last driving is not over yet."""
+        for run_id in self._left - self._driving.keys():
+            self._left.discard(run_id)  # before anything is awaited: several of these may be at work
             try:
                 record = await self._tools.records.get(run_id)
-                if record is not None and record.status.live:
-                    await self._resume(record, alone=False)
+                if record is not None and record.status.live and not await self._resume(record, alone=False):
+                    self._left.add(run_id)
             except SkillyardError as error:
+                self._left.add(run_id)
                 self._tools.emit(Fault("resume", error, run_id))
                 return
-            self._left.discard(run_id)
 
     def leave_waiting(self) -> None:
         """Leaves runs that have no sandbox yet to the next server, and takes none on."""

@@ -51,6 +51,36 @@ async def test_a_connection_that_breaks_all_the_time_is_made_again_later(rig: Ri
     await check_work(rig, await ended(rig, run_id))
 
 
+@pytest.mark.parametrize("turns", range(6))
+async def test_connections_that_break_at_about_the_same_time_are_all_made_again(rig: Rig, turns: int) -> None:
+    """One run is left while another pass of those that were left is at work."""
+    works, processes = [], []
+    for _ in range(4):
+        works.append(Work())
+        run = await rig.run(works[-1], detach=True)
+        await asyncio.wait_for(works[-1].half.wait(), 10)
+        processes += [
+            sandbox.processes[run["run_id"]]
+            for sandbox in rig.backend.held.values()
+            if run["run_id"] in sandbox.processes
+        ]
+    for process in processes:
+        process.cut_off()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while len(rig.of(LeaseLost)) < len(works):
+            await asyncio.sleep(0)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    await rig.app.detached.renew()
+    for work in works:
+        work.go_on.set()
+    for process in processes:
+        assert (await ended(rig, process.id)).status is RunStatus.COMPLETED
+    await idle(rig)
+
+
 async def test_a_connection_that_breaks_with_its_sandbox_is_lost(rig: Rig) -> None:
     _, run_id, process = await _working(rig)
     rig.backend.held.clear()
