@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ EXPLAINED = {
     ("failed", "None", "SandboxError"),
 }
 """How a run may end whose processes, keeper or server are killed, or that somebody cancels."""
+KILLED = 128 + signal.SIGKILL
+"""The exit code of a command whose shell was killed."""
 _AUDIT = """
 CREATE TABLE test_endings (run_id TEXT NOT NULL, was TEXT NOT NULL);
 CREATE TRIGGER test_ending AFTER UPDATE ON runs WHEN new.ended_at IS NOT NULL
@@ -80,8 +83,10 @@ class Ledger:
     def check_record(self, record: dict[str, Any]) -> None:
         """A record as a server shows it that started after everything was told."""
         run_id = record["run_id"]
-        if record["status"] == "running" or ending_of(record) not in EXPLAINED or record["ended_at"] is None:
-            self.wrong.append(f"record {run_id} says {ending_of(record)}, ended at {record['ended_at']}")
+        killed = record["kind"] == "run_cmd" and (record["output"] or {}).get("exit_code") == KILLED
+        if not (killed or ending_of(record) in EXPLAINED) or record["ended_at"] is None:
+            said = f"{ending_of(record)} with {record['output']}"
+            self.wrong.append(f"record {run_id} says {said}, ended at {record['ended_at']}")
         if record["status"] == "completed" and (promise := self.promised.get(run_id)) is not None:
             self._check_kept(record, promise)
         for name, value in self.told.get(run_id, {}).items():
@@ -99,7 +104,7 @@ class Ledger:
     def check_task(self, task_id: str, told: dict[str, Any]) -> None:
         """A task as its status tells it."""
         self.counts[f"task {told['reason'] or told['status']}"] += 1
-        if told["reason"] == "exit" and told["stdout_tail"] != self.tasks[task_id]:
+        if told["reason"] == "exit" and told["exit_code"] != KILLED and told["stdout_tail"] != self.tasks[task_id]:
             self.wrong.append(f"task {task_id} wrote {told['stdout_tail']!r}, should be {self.tasks[task_id]!r}")
 
     def check_job(self, job_id: str, told: dict[str, Any]) -> None:

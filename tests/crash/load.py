@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 
-from tests.crash.ledger import Bytes, Ledger, Promise
+from tests.crash.ledger import KILLED, Bytes, Ledger, Promise
 from tests.crash.programs import BRIEF, FAMILY, QUICK
 from tests.crash.server import SMALL, Server
 from tests.crash.witness import SKILL, Witness, contents_of, output_of
@@ -212,7 +212,11 @@ class Client:
         ran = await self._call("skills.run_cmd", self._shell(f"echo {number}; echo aside {number} >&2"))
         self._ledger.counts[f"command {ran['reason'] or ran['status']}"] += 1
         told = (ran["status"], ran["stdout"], ran["stderr"])
-        if ran["reason"] == "exit" and told != ("succeeded", f"{number}\n", f"aside {number}\n"):
+        if (
+            ran["reason"] == "exit"
+            and ran["exit_code"] != KILLED
+            and told != ("succeeded", f"{number}\n", f"aside {number}\n")
+        ):
             self._ledger.wrong.append(f"the command {ran['run_id']} with {number} gave {told}")
 
     async def _task(self) -> None:
@@ -237,7 +241,8 @@ class Client:
         ran = await self._call("skills.run_cmd", params)
         self._ledger.counts[f"session {ran['reason'] or ran['status']}"] += 1
         lines = ran["stdout"].splitlines()
-        if ran["reason"] == "exit" and (lines[-1:] != [str(number)] or len(set(lines)) < len(lines)):
+        ended = ran["reason"] == "exit" and ran["exit_code"] != KILLED
+        if ended and (lines[-1:] != [str(number)] or len(set(lines)) < len(lines)):
             self._ledger.wrong.append(f"the call {ran['run_id']} of {alias} wrote {number} and read {lines}")
 
     async def _job(self) -> None:
