@@ -62,7 +62,7 @@ class Ledger:
     promised: dict[str, Promise] = field(default_factory=dict)
     """What detached runs give whose callers were told that they go on."""
     tasks: dict[str, str] = field(default_factory=dict)
-    """What tasks write that come to their end, by task."""
+    """The output of each task that comes to its own end."""
     jobs: dict[str, list[str]] = field(default_factory=dict)
     """What each step of a job writes, by job."""
     wrong: list[str] = field(default_factory=list)

@@ -81,7 +81,7 @@ ATTEMPT = shape(
         "error_message": STRING,
         "started_at": NUMBER_OR_NULL,
         "finished_at": NUMBER_OR_NULL,
-        "logs_blob": described(TEXT_OR_NULL, "its output as far as it was kept; null without any"),
+        "logs_blob": described(TEXT_OR_NULL, "its kept output; null when none was kept"),
     },
 )
 STATUS_PARAMS: dict[str, Schema] = {
