@@ -24,8 +24,39 @@ HERE = "skillyard-tests/here:1"
 
 
 class Docker:
-    def __init__(self, socket: Path) -> None:
+    """The daemon behind ``socket``; ``command`` starts it."""
+
+    def __init__(self, socket: Path, command: Sequence[str] = ()) -> None:
         self._host = f"unix://{socket}"
+        self._command, self._log = command, socket.with_name("dockerd.log")
+        self.daemon: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts the daemon. Skips, with the reason, where it does not start here."""
+        with self._log.open("ab") as output:
+            self.daemon = subprocess.Popen(self._command, stdout=output, stderr=output, start_new_session=True)
+        deadline = time.monotonic() + START_S
+        while self("version", check=False).returncode:
+            if self.daemon.poll() is not None or time.monotonic() > deadline:
+                pytest.skip(f"dockerd does not start here: {self._log.read_text(errors='replace').strip()[-300:]}")
+            time.sleep(0.1)
+
+    def stop(self, by: signal.Signals = signal.SIGTERM) -> None:
+        if self.daemon is not None:
+            self.daemon.send_signal(by)
+            try:
+                self.daemon.wait(START_S)
+            except subprocess.TimeoutExpired:
+                self.daemon.kill()
+                self.daemon.wait()
+            self._await_containerd()
+
+    def _await_containerd(self) -> None:
+        """A daemon that is started while its containerd still ends would take it for a live one."""
+        pids = self._log.parent / "exec/containerd/containerd.pid"
+        deadline = time.monotonic() + START_S
+        while pids.exists() and Path("/proc", pids.read_text().strip()).exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def __call__(
         self, *words: str, check: bool = True, stdin: bytes = b"", seconds: float = RUN_S
@@ -76,36 +107,29 @@ def shown_paths() -> list[str]:
 
 
 @contextmanager
-def docker_daemon(scratch: Path) -> Iterator[Docker]:
+def docker_daemon(scratch: Path, *options: str) -> Iterator[Docker]:
     """Skips, with the reason, where there is none to be had."""
     if os.geteuid() != 0:
         pytest.skip("a Docker daemon needs root")
     if shutil.which("dockerd") is None or shutil.which("docker") is None:
         pytest.skip("no dockerd here (Debian: apt install docker.io)")
-    socket, log = scratch / "docker.sock", scratch / "dockerd.log"
+    socket = scratch / "docker.sock"
     command = ["dockerd", "--data-root", f"{scratch}/data", "--exec-root", f"{scratch}/exec", "-H", f"unix://{socket}"]
-    command += ["--pidfile", f"{scratch}/pid", "--iptables=false", "--ip6tables=false", "--bridge=none"]
-    with log.open("wb") as output:
-        daemon = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
-    docker = Docker(socket)
+    command += ["--pidfile", f"{scratch}/pid", "--iptables=false", "--ip6tables=false", "--bridge=none", *options]
+    docker = Docker(socket, command)
     try:
-        _await(docker, daemon, log)
+        docker.start()
         yield docker
     finally:
-        daemon.send_signal(signal.SIGTERM)
-        try:
-            daemon.wait(START_S)
-        except subprocess.TimeoutExpired:
-            daemon.kill()
-            daemon.wait()
+        docker.stop()
+        _unmount_below(scratch)
 
 
-def _await(docker: Docker, daemon: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while docker("version", check=False).returncode:
-        if daemon.poll() is not None or time.monotonic() > deadline:
-            pytest.skip(f"dockerd does not start here: {log.read_text(errors='replace').strip()[-300:]}")
-        time.sleep(0.1)
+def _unmount_below(scratch: Path) -> None:
+    """A daemon with live-restore leaves its mounts, and nobody could remove the directory."""
+    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for mount in reversed([mount for mount in mounts if Path(mount).is_relative_to(scratch)]):
+        subprocess.run(["umount", "-l", mount], timeout=RUN_S, check=False)
 
 
 def import_here(docker: Docker) -> None:

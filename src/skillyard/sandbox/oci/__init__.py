@@ -1,0 +1,1 @@
+"""The oci backend: containers of Docker and Podman with an agent inside."""

@@ -1,0 +1,378 @@
+"""The oci backend: containers of an engine on a unix socket.
+
+The agent is the first process of each. The engine keeps all state of them, in labels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from skillyard.config.backends import OciSettings
+from skillyard.domain.errors import InvalidInput, SandboxFault, SandboxGone, SkillyardError, shown
+from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
+from skillyard.domain.sandbox.spec import Argv, Held, Owner, SandboxSpec, Stream
+from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.record import Usage
+from skillyard.sandbox.agent_channel import Opener
+from skillyard.sandbox.agent_client import AgentSandbox, Reach
+from skillyard.sandbox.content import ContentCache
+from skillyard.sandbox.guest_argv import guest_bundle
+from skillyard.sandbox.oci import container
+from skillyard.sandbox.oci.calls import ARCHITECTURES
+from skillyard.sandbox.oci.container import Image, Surroundings
+from skillyard.sandbox.oci.engine import Engine, EngineAway, EngineRefused
+from skillyard.sandbox.oci.probe import LOOK, WITHOUT, absent, judge
+from skillyard.sandbox.registry import Kind, Place
+
+_OURS = "skillyard"
+"""The first part of labels and names."""
+_OWNER_ID, _KEY, _SECRET_OF = f"{_OURS}.server", f"{_OURS}.key", container.VARIABLE
+_LENT_AS, _MADE, _ENFORCED = f"{_OURS}.owner", f"{_OURS}.made", f"{_OURS}.enforced"
+_TIMEOUT = f"{_OURS}.timeout_ms"
+_HANDLE = re.compile(r"[0-9a-f]{64}")
+_BOUND_S = 60.0
+_AGAIN_S = 0.2
+_MISSING, _CONFLICT = 404, 409
+_SOCKET_MEND = "start Docker, or Podman's 'podman system service', and set oci.socket"
+_IMAGE_MEND = "name one in oci.image that the engine has, with python3 (docs/oci.md)"
+
+
+class OciBackend:
+    """Containers of the engine behind ``settings.socket``. ``state`` has the name of this server at the engine."""
+
+    name = "oci"
+
+    def __init__(self, state: Path, settings: OciSettings) -> None:
+        self._state, self._settings = state, settings
+        self._engine = Engine(settings.socket)
+        self._open: dict[str, AgentSandbox] = {}
+        self._destroying: dict[str, asyncio.Task[Usage]] = {}
+        self._creating: dict[str, asyncio.Lock] = {}
+        self._probing = asyncio.Lock()
+        self._probe: Probe | None = None
+        self._images: dict[str, tuple[Image, Mapping[str, Any]]] = {}
+        self._content = ContentCache(state / "content", self.survey)
+        self._processors = 1
+
+    @property
+    def nature(self) -> Nature:
+        return KIND.nature
+
+    # the probe
+
+    async def probe(self) -> Probe:
+        """A failure is not kept: the engine may be there the next time."""
+        async with self._probing:
+            if self._probe is None:
+                found = await self._look()
+                if not found.ready:
+                    return found
+                self._probe = found
+            return self._probe
+
+    async def _look(self) -> Probe:
+        facts: dict[str, str] = {"socket": self._settings.socket, "image": self._settings.image}
+        if not self._settings.image:
+            return absent("no image is named", facts, _IMAGE_MEND)
+        try:
+            facts |= await self._facts()
+            image = await self._image(self._settings.image)
+        except EngineAway as away:
+            return absent(away.message, facts, _SOCKET_MEND)
+        except SkillyardError as error:
+            return absent(error.message, facts, _IMAGE_MEND)
+        spec = SandboxSpec(limits=Limits(memory_mb=64, cpus=0.5, pids=32, disk_mb=16, timeout_ms=20_000))
+        try:
+            seen = await self._seen(image, spec)
+        except SkillyardError as error:
+            return absent(error.message, facts)
+        self._images[image.id] = (image, seen)
+        return judge(seen, spec, self._processors, facts)
+
+    async def _facts(self) -> dict[str, str]:
+        version, info = await self._engine.version(), await self._engine.call("GET", "/info")
+        self._processors = max(1, int(info.get("NCPU") or 1))
+        parts = {str(part.get("Name", "")): str(part.get("Version", "")) for part in version.get("Components") or ()}
+        runtime = self._settings.runtime or str(info.get("DefaultRuntime") or "")
+        return {
+            "engine": "podman" if any("podman" in name.lower() for name in parts) else "docker",
+            "engine_version": str(version.get("Version", "")),
+            "api_version": str(version.get("ApiVersion", "")),
+            "runtime": runtime,
+            "engine_kernel": str(version.get("KernelVersion", "")),
+            "cgroup_version": str(info.get("CgroupVersion", "")),
+        }
+
+    async def _seen(self, image: Image, spec: SandboxSpec) -> Mapping[str, Any]:
+        """Returns what a program sees in a container of ``image``. Raises SkillyardError."""
+        sandbox = await self._make(spec, f"probe-{secrets.token_hex(8)}", image, "", {})
+        try:
+            process = await sandbox.start(Argv(("python3", "-I", "-c", LOOK), cwd="/"), id="look", timeout_ms=20_000)
+            text = b"".join([data async for data in process.output(Stream.STDOUT)])
+            said = b"".join([data async for data in process.output(Stream.STDERR)])
+            await process.wait()
+        finally:
+            await self.destroy(sandbox.handle)
+        try:
+            seen = json.loads(text)
+        except (ValueError, RecursionError):
+            seen = None
+        if not isinstance(seen, dict):
+            raise SandboxFault(f"python does not run in {image.id}: {said.decode('utf-8', 'replace')[-300:]}")
+        return seen
+
+    async def _image(self, name: str) -> Image:
+        """Returns an image that the engine has; none is ever pulled. Raises InvalidInput, EngineAway."""
+        try:
+            told = await self._engine.call("GET", f"/images/{name}/json")
+        except EngineRefused as refused:
+            raise InvalidInput("image", f"the engine has none of that name ({refused.message})", shown(name)) from None
+        words = (word.partition("=") for word in (told.get("Config") or {}).get("Env") or ())
+        architecture = ARCHITECTURES.get(str(told.get("Architecture")))
+        if architecture is None:
+            raise InvalidInput("image", "must be for x86_64 or aarch64", shown(told.get("Architecture")))
+        return Image(str(told["Id"]), {key: value for key, _, value in words}, architecture)
+
+    # the life of a sandbox
+
+    async def create(self, spec: SandboxSpec, key: str) -> AgentSandbox:
+        probe = await self.probe()
+        if not probe.ready:
+            await self._engine.version()  # an engine that is away is a fault, which passes, and not a missing wall
+        Demand(spec.kernel_only, spec.allow_degraded).check(probe.protections)
+        spec.refuse_names(self.name, "image")
+        if spec.egress is not None:
+            probe.demand("egress")
+        if spec.image and spec.image not in (self._settings.image, *self._settings.images):
+            raise InvalidInput("image", "must be one of oci.images", shown(spec.image))
+        async with self._creating.setdefault(key, asyncio.Lock()):
+            try:
+                if (handle := await self._found(key)) is not None:
+                    return await self.attach(handle)
+                image, packages = await self._fit(spec)
+                async with self._content.placed(spec, key) as placed:
+                    return await self._make(placed, key, image, packages, probe.enforced())
+            finally:
+                self._creating.pop(key, None)
+
+    async def _fit(self, spec: SandboxSpec) -> tuple[Image, str]:
+        """Returns the image of a spec and the directory of its packages. Raises InvalidInput, SandboxFault."""
+        image = await self._image(spec.image or self._settings.image)
+        if image.id not in self._images:
+            self._images[image.id] = (image, await self._seen(image, SandboxSpec()))
+        _, seen = self._images[image.id]
+        if spec.environment.packages is None:
+            return image, ""
+        ours = [*sys.version_info[:2]]
+        if seen["python"] != ours or seen["machine"] != os.uname().machine:
+            has, want = ".".join(map(str, seen["python"])), ".".join(map(str, ours))
+            rule = f"its packages are for Python {want} on {os.uname().machine}, and the image has {has} on "
+            raise InvalidInput("environment", f"{rule}{seen['machine']}; use an image with Python {want}")
+        return image, str(seen["packages"][0])
+
+    async def _found(self, key: str) -> str | None:
+        """Returns the handle of the live container of ``key``; one that is not live is removed."""
+        told = await self._inspect(self._name_of(key))
+        if told is None:
+            return None
+        if told["State"].get("Status") != "running":
+            await self._remove(str(told["Id"]))
+            return None
+        return str(told["Id"])
+
+    async def _make(
+        self, spec: SandboxSpec, key: str, image: Image, packages: str, enforced: Mapping[str, str]
+    ) -> AgentSandbox:
+        secret = secrets.token_hex(32)
+        labels = {
+            _OWNER_ID: self._server(),
+            _KEY: key,
+            _LENT_AS: spec.owner.value,
+            _MADE: repr(time.time()),
+            _ENFORCED: json.dumps(dict(enforced)),
+            _TIMEOUT: str(spec.limits.timeout_ms),
+        }
+        user = f"{self._settings.uid}:{self._settings.uid}"
+        around = Surroundings(str(self._guest()), user, self._settings.runtime, self._processors)
+        order = container.body(spec, image, around, labels, secret, packages)
+        name = self._name_of(key)
+        try:
+            made = await self._engine.call("POST", "/containers/create", order, name=name)
+            handle = str(made["Id"])
+            await self._engine.call("POST", f"/containers/{handle}/start")
+            return await self._attached(handle, spec.owner, spec.limits.timeout_ms, secret, enforced)
+        except BaseException:
+            await asyncio.shield(self._remove(name))
+            raise
+
+    async def attach(self, handle: str) -> AgentSandbox:
+        if (sandbox := self._open.get(handle)) is not None:
+            return sandbox
+        told = await self._inspect(handle) if _HANDLE.fullmatch(handle) else None
+        labels = {} if told is None else told["Config"].get("Labels") or {}
+        if told is None or labels.get(_OWNER_ID) != self._server() or told["State"].get("Status") != "running":
+            raise _gone(handle)
+        variables = dict(word.partition("=")[::2] for word in told["Config"]["Env"])
+        secret = json.loads(variables[_SECRET_OF])["key"]
+        owner, enforced = Owner(labels[_LENT_AS]), json.loads(labels[_ENFORCED])
+        return await self._attached(handle, owner, int(labels[_TIMEOUT]), secret, enforced)
+
+    async def _attached(
+        self, handle: str, owner: Owner, timeout_ms: int, secret: str, enforced: Mapping[str, str]
+    ) -> AgentSandbox:
+        lease_s = container.LEASE_S if owner is Owner.RUN else None
+        reach = Reach(self._opener(handle), bytes.fromhex(secret))
+        sandbox = AgentSandbox(reach, handle, enforced, timeout_ms=timeout_ms, lease_s=lease_s)
+        try:
+            await sandbox.connect()
+        except BaseException:
+            await sandbox.close()
+            raise
+        return self._open.setdefault(handle, sandbox)
+
+    def _opener(self, handle: str) -> Opener:
+        """Opens channels by an exec that joins its input and output to the agent's socket."""
+        order = {
+            "AttachStdin": True,
+            "AttachStdout": True,
+            "AttachStderr": False,
+            "Tty": False,
+            "Cmd": [*container.AGENT, "connect", container.SOCKET],
+            "Env": [f"{container.VARIABLE}="],  # the settings are the agent's alone
+        }
+
+        async def open_channel() -> tuple[Any, Any]:
+            while True:
+                try:
+                    made = await self._engine.call("POST", f"/containers/{handle}/exec", order)
+                    return await self._engine.hijack(f"/exec/{made['Id']}/start", {"Detach": False, "Tty": False})
+                except EngineRefused as refused:
+                    if refused.status in (_MISSING, _CONFLICT):
+                        raise _gone(handle) from None
+                    raise
+                except EngineAway:
+                    # An engine that is started again is there in seconds. The channel bounds the wait.
+                    await asyncio.sleep(_AGAIN_S)
+
+        return open_channel
+
+    async def survey(self) -> Sequence[Held]:
+        filters = json.dumps({"label": [f"{_OWNER_ID}={self._server()}"]})
+        listed = await self._engine.call("GET", "/containers/json", all=1, filters=filters)
+        now = time.time()
+        return [
+            Held(str(one["Id"]), labels[_KEY], Owner(labels[_LENT_AS]), max(0.0, now - float(labels[_MADE])))
+            for one in listed
+            if _LENT_AS in (labels := one["Labels"])
+        ]
+
+    async def destroy(self, handle: str) -> Usage:
+        if handle not in self._destroying:
+            task = self._destroying[handle] = asyncio.create_task(self._destroy(handle))
+            task.add_done_callback(lambda _: self._destroying.pop(handle))
+        return await asyncio.shield(self._destroying[handle])
+
+    async def _destroy(self, handle: str) -> Usage:
+        told = await self._inspect(handle) if _HANDLE.fullmatch(handle) else None
+        labels = {} if told is None else told["Config"].get("Labels") or {}
+        sandbox = self._open.pop(handle, None)
+        used = Usage()
+        if sandbox is not None:
+            with suppress(SandboxFault):
+                used = await sandbox.end()
+            await sandbox.close()
+        if labels.get(_OWNER_ID) != self._server():
+            return Usage()
+        await self._remove(handle)
+        self._content.release(labels[_KEY])
+        wall_ms = max(0.0, time.time() - float(labels[_MADE])) * 1000
+        return Usage(used.cpu_ms, used.peak_memory_bytes, wall_ms)
+
+    async def _remove(self, name: str) -> None:
+        """Ends and removes a container; returns when the engine does not know it any more. Raises SandboxFault."""
+        async with asyncio.timeout(_BOUND_S):
+            while True:
+                try:
+                    await self._engine.call("DELETE", f"/containers/{name}", force=1, v=1)
+                except EngineRefused as refused:
+                    if refused.status == _MISSING:
+                        return
+                    if refused.status != _CONFLICT:  # somebody else removes it at this moment
+                        raise
+                if await self._inspect(name) is None:
+                    return
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _inspect(self, name: str) -> Mapping[str, Any] | None:
+        try:
+            told: Mapping[str, Any] = await self._engine.call("GET", f"/containers/{name}/json")
+        except EngineRefused as refused:
+            if refused.status == _MISSING:
+                return None
+            raise
+        return told
+
+    async def prepare(self, spec: SandboxSpec) -> None:
+        """Makes nothing ahead."""
+
+    async def close(self) -> None:
+        for handle, sandbox in list(self._open.items()):
+            with suppress(SandboxFault):
+                told = await self._inspect(handle)
+                labels = {} if told is None else told["Config"].get("Labels") or {}
+                if labels.get(_LENT_AS) != Owner.TASK:
+                    await self.destroy(handle)
+            await sandbox.close()
+        self._open.clear()
+        await self._engine.close()
+
+    # names
+
+    def _server(self) -> str:
+        """Returns the name of this data directory at the engine. Containers of others are left alone."""
+        place = self._state / "server"
+        if not place.exists():
+            self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            part = self._state / f".server-{secrets.token_hex(8)}"
+            part.write_text(secrets.token_hex(16), "ascii")
+            with suppress(FileExistsError):
+                os.link(part, place)
+            part.unlink()
+        return place.read_text("ascii")
+
+    def _name_of(self, key: str) -> str:
+        digest = hashlib.sha256(f"{self._server()} {key}".encode()).hexdigest()
+        return f"{_OURS}-{digest[:32]}"
+
+    def _guest(self) -> Path:
+        """Returns the file of the guest on this host, named by its content."""
+        bundle = guest_bundle()
+        place = self._state / f"guest-{hashlib.sha256(bundle).hexdigest()[:32]}.pyz"
+        if not place.exists():
+            part = self._state / f".guest-{secrets.token_hex(8)}"
+            part.write_bytes(bundle)
+            part.chmod(0o444)
+            part.rename(place)
+        return place
+
+
+def _gone(handle: str) -> SandboxGone:
+    return SandboxGone(f"there is no sandbox {shown(handle)}")
+
+
+def _make(place: Place) -> OciBackend:
+    return OciBackend(place.run_dir / "oci", place.settings.oci)
+
+
+KIND = Kind(Nature(without=WITHOUT, network=False), _make)

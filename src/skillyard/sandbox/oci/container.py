@@ -1,0 +1,179 @@
+"""The container of a sandbox, as the Engine API takes it."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from skillyard.domain.sandbox.spec import Owner, SandboxSpec
+from skillyard.domain.work.limits import Limits
+from skillyard.sandbox.content import bound
+from skillyard.sandbox.native.inside.walls import HOSTNAME, MASKED_DIRECTORIES, MASKED_FILES
+from skillyard.sandbox.oci import calls
+
+GUEST = "/run/skillyard-guest.pyz"
+"""The agent and the guest inside, as one file that the interpreter runs."""
+SOCKET = "@skillyard-agent"
+AGENT = ("python3", "-I", "-S", GUEST, "agent")
+VARIABLE = "SKILLYARD_AGENT"
+LEASE_S = 10.0
+OVERHEAD_MB = 48
+"""Memory of the agent, of its channel and of a worker for files."""
+OVERHEAD_PIDS = 3
+"""The agent, its channel, and a program that makes others or a worker for files."""
+FILES = 4096
+_FILES_PER_MB = 1024
+WORKSPACE, TMP, SHM = "/workspace", "/tmp", "/dev/shm"  # noqa: S108 - of a sandbox
+_MIB = 1 << 20
+_SYS = (
+    "block", "bus", "class", "dev", "devices", "firmware", "hypervisor", "kernel", "module", "power",
+    "fs/bcache", "fs/bpf", "fs/btrfs", "fs/erofs", "fs/ext4", "fs/f2fs", "fs/fuse", "fs/nfs", "fs/pstore",
+    "fs/resctrl", "fs/selinux", "fs/smackfs", "fs/xfs",
+)  # fmt: skip
+"""Masked directories of /sys. A sandbox's own control groups stay: the agent counts kills for memory there."""
+MASKED = (
+    *(f"/proc/{name}" for name in (*MASKED_FILES, *MASKED_DIRECTORIES)),
+    *(f"/sys/{name}" for name in _SYS),
+    "/dev/mqueue",
+    "/dev/pts",
+)
+READ_ONLY = ("/proc/sys",)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image that the engine has. ``id`` is its digest; ``python`` and ``packages`` are found by looking inside."""
+
+    id: str
+    variables: Mapping[str, str]
+    architecture: str
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The parts that all containers of a backend share."""
+
+    guest: str
+    user: str
+    runtime: str
+    processors: int
+
+
+def parts(limits: Limits) -> dict[str, int]:
+    """Returns the size of each place in bytes. Together they have the disk limit, so that none of it is there twice."""
+    whole = limits.disk_mb * _MIB
+    tmp, shm = whole // 4, whole // 8
+    return {WORKSPACE: whole - tmp - shm, TMP: tmp, SHM: shm}
+
+
+def memory(limits: Limits) -> int:
+    """Returns the bytes of memory of a container. Files in its places count as memory, too."""
+    return (limits.memory_mb + limits.disk_mb + OVERHEAD_MB) * _MIB
+
+
+def body(
+    spec: SandboxSpec,
+    image: Image,
+    around: Surroundings,
+    labels: Mapping[str, str],
+    key: str,
+    packages: str,
+) -> dict[str, Any]:
+    """Returns the order to make a container. ``packages`` is where its interpreter looks for them."""
+    agent = {
+        "key": key,
+        "env": environment(image),
+        "single": spec.single,
+        "lease_s": LEASE_S if spec.owner is Owner.RUN else None,
+        "timeout_ms": spec.limits.timeout_ms,
+        "limits": _resources(spec.limits),
+        "filters": calls.exact(image.architecture),
+    }
+    return {
+        "Image": image.id,
+        "Entrypoint": [*AGENT, "listen", SOCKET],
+        "Cmd": [],
+        "Env": [f"PATH={environment(image)['PATH']}", f"{VARIABLE}={json.dumps(agent)}"],
+        "User": around.user,
+        "WorkingDir": "/",
+        "Hostname": HOSTNAME,
+        "Labels": dict(labels),
+        "NetworkDisabled": True,
+        "StopSignal": "SIGKILL",
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": _host(spec, image, around, packages),
+    }
+
+
+def environment(image: Image) -> dict[str, str]:
+    """Returns the small environment that every program gets."""
+    path = image.variables.get("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+    return {"PATH": path, "HOME": "/workspace", "LANG": "C.UTF-8"}
+
+
+def _host(spec: SandboxSpec, image: Image, around: Surroundings, packages: str) -> dict[str, Any]:
+    limits = spec.limits
+    uid, _, gid = around.user.partition(":")
+    return {
+        "Runtime": around.runtime,
+        "ReadonlyRootfs": True,
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges", f"seccomp={calls.profile(image.architecture)}"],
+        "MaskedPaths": list(MASKED),
+        "ReadonlyPaths": list(READ_ONLY),
+        "NetworkMode": "none",
+        "IpcMode": "private",
+        "CgroupnsMode": "private",
+        "PidsLimit": limits.pids + OVERHEAD_PIDS,
+        "Memory": memory(limits),
+        "MemorySwap": memory(limits),
+        "NanoCpus": int(min(limits.cpus, around.processors) * 1_000_000_000),
+        "Ulimits": [{"Name": "nofile", "Soft": FILES, "Hard": FILES}],
+        "Tmpfs": {
+            place: f"rw,exec,nosuid,nodev,mode=0700,uid={uid},gid={gid},size={size},nr_inodes={_inodes(size)}"
+            for place, size in parts(limits).items()
+        },
+        "Mounts": [_bind(around.guest, GUEST), *_mounts(spec, packages)],
+        "LogConfig": {"Type": "none", "Config": {}},
+        "RestartPolicy": {"Name": "no"},
+        "AutoRemove": False,
+    }
+
+
+def _resources(limits: Limits) -> dict[str, int]:
+    """Returns the limits of each process, by number, as the native sandboxes have them.
+
+    The agent sets them: an engine would hold its runtime to them, too. A core limit of 1 keeps crashes from the host's
+    handler (core(5)).
+    """
+    found = {
+        resource.RLIMIT_DATA: limits.memory_mb * _MIB,
+        resource.RLIMIT_FSIZE: 2 * limits.disk_mb * _MIB,
+        resource.RLIMIT_CORE: 1,
+        resource.RLIMIT_MEMLOCK: 1 << 16,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: 1024,
+        resource.RLIMIT_NICE: 0,
+        resource.RLIMIT_RTPRIO: 0,
+    }
+    return {str(number): most for number, most in found.items()}
+
+
+def _inodes(size: int) -> int:
+    return max(4096, size // _MIB * _FILES_PER_MB)
+
+
+def _mounts(spec: SandboxSpec, packages: str) -> Iterable[dict[str, Any]]:
+    for mount in spec.mounts:
+        for target in (mount.target, *mount.aliases):
+            yield _bind(str(bound(mount.source)), target)
+    if spec.environment.packages is not None:
+        yield _bind(str(bound(spec.environment.packages)), packages)
+
+
+def _bind(source: str, target: str) -> dict[str, Any]:
+    options = {"Propagation": "rprivate"}
+    return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": True, "BindOptions": options}

@@ -1,0 +1,181 @@
+"""A client of the Engine API of Docker and Podman on a unix socket.
+
+Plain calls go through httpx2. A stream that takes a connection over (an exec's standard input and output) is begun with
+h11 on a connection of its own, as httpx2 gives such connections no writer that can be used without waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from skillyard.domain.errors import SandboxFault
+
+if TYPE_CHECKING:
+    import httpx2
+
+CALL_S = 120.0
+"""How long one call may take: an engine under load makes a container in seconds."""
+CONNECT_S = 10.0
+_MOST_SAID = 500
+_MOST_HEAD = 64 * 1024
+_READ = 256 * 1024
+_HEADER = 8
+
+
+class EngineAway(SandboxFault):
+    """The engine does not answer. Its containers may live on."""
+
+
+class EngineRefused(SandboxFault):
+    """The engine answered with an error."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(f"the container engine refuses: {said}")
+        self.status = status
+
+
+class Engine:
+    """The engine behind ``socket``. Nothing is opened before the first call."""
+
+    def __init__(self, socket: str) -> None:
+        self.socket = socket
+        self._client: httpx2.AsyncClient | None = None
+        self._base = ""
+
+    async def version(self) -> Mapping[str, Any]:
+        """Returns what the engine tells of itself. Raises EngineAway."""
+        told = await self._ask("GET", "/version")
+        if not isinstance(told, dict) or not isinstance(told.get("ApiVersion"), str):
+            raise EngineAway(f"{self.socket} is not a container engine's socket")
+        self._base = f"/v{told['ApiVersion']}"
+        return told
+
+    async def call(self, method: str, path: str, body: object = None, **params: str | int) -> Any:
+        """Returns the JSON of an answer; None where it has none. Raises EngineRefused, EngineAway."""
+        if not self._base:
+            await self.version()
+        return await self._ask(method, self._base + path, body, **params)
+
+    async def _ask(self, method: str, path: str, body: object = None, **params: str | int) -> Any:
+        import httpx2
+
+        if self._client is None:
+            transport = httpx2.AsyncHTTPTransport(uds=self.socket)
+            limits = httpx2.Timeout(CALL_S, connect=CONNECT_S)
+            self._client = httpx2.AsyncClient(transport=transport, base_url="http://engine", timeout=limits)
+        try:
+            answer = await self._client.request(method, path, json=body, params=params)
+        except httpx2.HTTPError as error:
+            raise EngineAway(f"the container engine at {self.socket} does not answer: {_why(error)}") from None
+        if answer.is_success or answer.status_code == 304:
+            return answer.json() if answer.content and "json" in answer.headers.get("content-type", "") else None
+        raise EngineRefused(answer.status_code, _said(answer.content))
+
+    async def hijack(self, path: str, body: object) -> tuple[Demultiplexed, asyncio.StreamWriter]:
+        """Begins a stream that takes the connection over. Raises EngineRefused, EngineAway."""
+        if not self._base:
+            await self.version()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                reader, writer = await asyncio.open_unix_connection(self.socket)
+        except (OSError, TimeoutError) as error:
+            raise EngineAway(f"the container engine at {self.socket} does not answer: {_why(error)}") from None
+        try:
+            async with asyncio.timeout(CALL_S):
+                early = await _upgrade(reader, writer, self._base + path, json.dumps(body).encode())
+        except BaseException as error:
+            writer.close()
+            if isinstance(error, OSError | EOFError | TimeoutError):
+                raise EngineAway(f"the container engine gave no stream: {_why(error)}") from None
+            raise
+        return Demultiplexed(reader, early), writer
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+
+class Demultiplexed:
+    """The standard output in a stream of frames.
+
+    A frame begins with a byte that names the source, three of nothing, and four of length.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, early: bytes) -> None:
+        self._reader, self._head = reader, bytearray(early)
+        self._left = 0
+        self._wanted = False
+
+    async def read(self, n: int = -1, /) -> bytes:
+        """Returns at most ``n`` bytes as soon as there are any; none at the end."""
+        most = _READ if n < 0 else n
+        while True:
+            if self._left:
+                piece = bytes(self._head[: min(most, self._left)])
+                del self._head[: len(piece)]
+                if not piece:
+                    piece = await self._reader.read(min(most, self._left))
+                if not piece:
+                    return b""
+                self._left -= len(piece)
+                if self._wanted:
+                    return piece
+            elif len(self._head) >= _HEADER:
+                self._wanted = self._head[0] == 1
+                self._left = int.from_bytes(self._head[4:_HEADER], "big")
+                del self._head[:_HEADER]
+            elif more := await self._reader.read(_READ):
+                self._head += more
+            else:
+                return b""
+
+
+async def _upgrade(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, body: bytes) -> bytes:
+    """Asks for the stream; returns the bytes of it that came with the answer. Raises EngineRefused, EOFError."""
+    import h11
+
+    connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MOST_HEAD)
+    headers = [("Host", "engine"), ("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+    headers += [("Connection", "Upgrade"), ("Upgrade", "tcp")]
+    request = h11.Request(method="POST", target=path, headers=headers)
+    for event in (request, h11.Data(data=body), h11.EndOfMessage()):
+        writer.write(connection.send(event) or b"")
+    await writer.drain()
+    status, said = 0, b""
+    while True:
+        try:
+            got = connection.next_event()
+        except h11.RemoteProtocolError as error:
+            raise EOFError(str(error)) from None
+        if got is h11.NEED_DATA:
+            if not (data := await reader.read(_READ)):
+                raise EOFError("the connection ended")
+            connection.receive_data(data)
+        elif isinstance(got, h11.InformationalResponse) and got.status_code == 101:
+            return bytes(connection.trailing_data[0])
+        elif isinstance(got, h11.Response):
+            status = got.status_code
+            if status == 200:  # engines that answer without the word Upgrade
+                return bytes(connection.trailing_data[0])
+        elif isinstance(got, h11.Data):
+            said += bytes(got.data)[:_MOST_SAID]
+        else:
+            raise EngineRefused(status, _said(said))
+
+
+def _said(content: bytes) -> str:
+    """Returns an engine's message, printable and bounded."""
+    try:
+        told = json.loads(content)
+        text = str(told.get("message") or told.get("cause") or told) if isinstance(told, dict) else str(told)
+    except (ValueError, RecursionError):
+        text = content.decode("utf-8", "replace")
+    return "".join(c if c.isprintable() else " " for c in text[:_MOST_SAID]).strip()
+
+
+def _why(error: BaseException) -> str:
+    return str(error)[:200] or type(error).__name__

@@ -1,0 +1,114 @@
+"""Containers of a real Docker daemon pass the conformance suite: a part of it in every check, all in the soak."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skillyard.domain.errors import InvalidInput
+from skillyard.domain.sandbox.guarantees import Level
+from skillyard.sandbox.oci.backend import OciBackend
+from skillyard.sandbox.oci.probe import WITHOUT
+from skillyard.testing.sandbox_suite import CHECKS, Check, Ground
+from tests.conformance.sandbox import oci_ground
+from tests.conformance.sandbox.conftest import Hold
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
+
+_SHORT = """
+lifecycle-create_at_once_with_one_key_makes_one
+lifecycle-enforced_is_what_the_probe_offers
+lifecycle-names_that_it_does_not_have_are_refused
+endings-signal_is_told endings-kill_ends_the_whole_tree
+limits-full_disk_is_no_memory_kill
+content-packages_can_be_imported
+guest-skills_and_blobs_are_read
+survival-start_and_create_of_an_earlier_server_are_found
+"""
+SHORT = frozenset(_SHORT.split())
+BEYOND = {
+    "special-files-sysfs": "its own control groups are shown, and masked directories are empty instead of closed",
+    "files-places": "the directories are the image's own",
+    "files-climbing": "the directories are the image's own",
+    **dict.fromkeys(
+        ("proc-processes", "processes-signal", "processes-touch"),
+        "the end of the channel runs beside the programs as their user: they can end it, and a new one is opened",
+    ),
+    "network-interfaces": "the agent's own abstract socket is listed",
+    "memory-memfd": "where no process holds the memory, the first process may be ended for it: the run ends as lost",
+    "memory-kernel-memory": "as memory-memfd",
+    "objects-locks": "the kernel counts record locks for nobody, and nobody watches them",
+    "objects-watches": "the kernel counts watches by user, and containers share one",
+    "objects-in-flight": "as objects-watches",
+    **dict.fromkeys(
+        ("objects-tcp", "objects-tcp-unaccepted", "objects-tcp-ended", "objects-udp"),
+        "control groups of version 1 count no memory of sockets",
+    ),
+    "objects-unix": "as memory-memfd",
+    "leftovers-processes": "the end of the channel runs beside the programs",
+    "proc-places": "the table of mounts names the places of what is bound on the host",
+    "writing-metadata": "the device files are the container's own",
+}
+"""Attacks of native walls that tell nothing of containers, or that they do not stop; each with the reason."""
+
+
+def _promises() -> Iterator[Any]:
+    for check in CHECKS:
+        yield pytest.param(check, id=check.id, marks=() if check.id in SHORT else pytest.mark.long)
+
+
+@pytest.fixture(scope="module")
+async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
+    with oci_ground.engine(tmp_path_factory.mktemp("engine")) as (docker, settings):
+        base, other = tmp_path_factory.mktemp("oci"), tmp_path_factory.mktemp("other")
+        backend = OciBackend(base, settings)
+
+        async def reopen() -> OciBackend:
+            return OciBackend(other, settings)
+
+        probe = await backend.probe()
+        assert probe.ready, probe.facts
+        yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), reopen, patience=3.0)
+        await backend.close()
+        assert docker("ps", "-aq").stdout == ""
+
+
+@pytest.mark.parametrize("promise", [*_promises()])
+async def test_conformance(promise: Check, ground: Ground, hold: Hold) -> None:
+    if promise.id in BEYOND:
+        pytest.skip(BEYOND[promise.id])
+    await hold(promise, ground)
+
+
+def test_the_short_form_names_checks_that_there_are() -> None:
+    assert {check.id for check in CHECKS} >= SHORT | BEYOND.keys()
+
+
+async def test_the_probe_names_what_is_in_force(ground: Ground) -> None:
+    probe = await ground.backend.probe()
+    missing = {name for name, held in probe.protections.items() if held.level is Level.MISSING}
+    assert missing == {*WITHOUT, "own_uid"}
+    assert {probe.protections[name].level for name in ("timeout", "output")} == {Level.SUPERVISED}
+    if "memory" not in missing:
+        counted = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+        assert ("counts no queues of sockets" in probe.protections["memory"].by) != counted
+    assert probe.facts["engine"] == "docker"
+    assert probe.facts["runtime"]
+
+
+async def test_an_image_must_be_named_by_the_operator(ground: Ground) -> None:
+    with pytest.raises(InvalidInput, match=r"must be one of oci\.images"):
+        await ground.backend.create(await ground.spec(image=f"{oci_ground.IMAGE}x"), "other")
+    assert await ground.backend.survey() == []
+
+
+async def test_an_image_that_the_engine_lacks_is_named(ground: Ground, tmp_path: Path) -> None:
+    settings = vars(ground.backend)["_settings"].model_copy(update={"image": "nobody/none:1"})
+    backend = OciBackend(tmp_path, settings)
+    probe = await backend.probe()
+    await backend.close()
+    assert not probe.ready
+    assert "nobody/none:1" in probe.facts["why"]

@@ -1,0 +1,88 @@
+"""The orders that go to a container engine, and the streams that come from it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from skillyard.domain.sandbox.content import Content
+from skillyard.domain.sandbox.spec import EnvironmentRef, Mount, Owner, SandboxSpec
+from skillyard.domain.work.limits import Limits
+from skillyard.sandbox.native.linux.seccomp import ALLOWED, BUILDING
+from skillyard.sandbox.oci import calls, container
+from skillyard.sandbox.oci.container import Image, Surroundings
+from skillyard.sandbox.oci.engine import Demultiplexed, Engine, EngineAway
+from tests.hosts.test_profile import DANGEROUS
+
+pytestmark = pytest.mark.anyio
+IMAGE = Image("sha256:1", {"PATH": "/opt/bin:/bin"}, "x86_64")
+AROUND = Surroundings("/data/guest.pyz", "65532:65532", "runsc", 2)
+
+
+def frame(source: int, data: bytes) -> bytes:
+    return bytes([source, 0, 0, 0]) + len(data).to_bytes(4, "big") + data
+
+
+@pytest.mark.parametrize("cut", [1, 3, 8, 11, 1000])
+async def test_the_standard_output_is_taken_out_of_frames(cut: int) -> None:
+    sent = frame(1, b"one") + frame(2, b"not this") + frame(1, b"") + frame(1, b"two" * 100)
+    reader = asyncio.StreamReader()
+    stream = Demultiplexed(reader, sent[:cut])
+    reader.feed_data(sent[cut:])
+    reader.feed_eof()
+    found = b""
+    while piece := await stream.read(7):
+        assert len(piece) <= 7
+        found += piece
+    assert found == b"one" + b"two" * 100
+
+
+async def test_a_socket_that_is_not_there_is_an_engine_that_is_away(tmp_path: Path) -> None:
+    engine = Engine(str(tmp_path / "none.sock"))
+    with pytest.raises(EngineAway, match=r"none\.sock does not answer"):
+        await engine.call("GET", "/info")
+    with pytest.raises(EngineAway):
+        await engine.hijack("/exec/1/start", {})
+    await engine.close()
+
+
+def test_a_container_is_closed_on_every_side() -> None:
+    mount = Mount(Content("1", Path("/store/skill")), "/skills/a", ("/skills/b",))
+    packages = EnvironmentRef(packages=Content("2", Path("/store/packages")))
+    limits = Limits(memory_mb=128, cpus=16, pids=20, disk_mb=64)
+    spec = SandboxSpec(limits=limits, mounts=(mount,), environment=packages, owner=Owner.TASK)
+    order = container.body(spec, IMAGE, AROUND, {"label": "x"}, "ab" * 32, "/usr/lib/python3/dist-packages")
+    host = order["HostConfig"]
+    assert (order["User"], order["NetworkDisabled"], host["NetworkMode"]) == ("65532:65532", True, "none")
+    assert (host["ReadonlyRootfs"], host["CapDrop"], host["Runtime"]) == (True, ["ALL"], "runsc")
+    assert host["SecurityOpt"][0] == "no-new-privileges"
+    assert host["MemorySwap"] == host["Memory"]
+    assert host["NanoCpus"] == 2_000_000_000
+    assert all(mount["ReadOnly"] for mount in host["Mounts"])
+    assert [mount["Target"] for mount in host["Mounts"]] == [
+        container.GUEST, "/skills/a", "/skills/b", "/usr/lib/python3/dist-packages",
+    ]  # fmt: skip
+    settings = json.loads(order["Env"][1].partition("=")[2])
+    assert settings["env"]["PATH"] == "/opt/bin:/bin"
+    assert settings["lease_s"] is None
+    assert len(settings["filters"]) == 2
+
+
+@pytest.mark.parametrize("disk_mb", [1, 7, 512, 16384])
+def test_the_places_have_the_disk_limit_together(disk_mb: int) -> None:
+    assert sum(container.parts(Limits(disk_mb=disk_mb)).values()) == disk_mb << 20
+
+
+@pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
+def test_the_profile_is_what_the_tables_allow(architecture: str) -> None:
+    rules = json.loads(calls.profile(architecture))["syscalls"]
+    allowed = {name for rule in rules if rule["action"] == "SCMP_ACT_ALLOW" for name in rule["names"]}
+    assert allowed == {name for group in ALLOWED for name in group.calls} | {"seccomp"}
+    assert allowed.isdisjoint({*DANGEROUS, *BUILDING} - {"seccomp"})
+    [clone] = [rule for rule in rules if rule["names"] == ["clone"]]
+    assert clone["args"][0]["op"] == "SCMP_CMP_MASKED_EQ"
+    assert clone["args"][0]["valueTwo"] == 0
+    assert all(calls.exact(architecture))
