@@ -1,0 +1,1 @@
+"""Anthropic's sandbox-runtime (srt) as a backend, on a stage and round an agent."""
