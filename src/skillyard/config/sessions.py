@@ -38,9 +38,9 @@ class SessionSettings(Section):
     disk_mb: int = Field(
         default_factory=lambda: min(_USUAL_DISK_MB, host_memory_mb() // 2),
         ge=MINIMUM.disk_mb,
-        description="File space of all live sessions together, which is memory: the sum of their `disk_mb`. A"
-        f" principal has three quarters of it at most. By default {_USUAL_DISK_MB}, or half of the host's memory where"
-        " that is less.",
+        description="File space of all live sessions together, which is memory: the sum of their `disk_mb`, and of the"
+        " `memory_mb` of those with an interpreter. A principal has three quarters of it at most. By default"
+        f" {_USUAL_DISK_MB}, or half of the host's memory where that is less.",
         json_schema_extra={"default": _USUAL_DISK_MB},
     )
     grace_s: float = Field(

@@ -36,6 +36,10 @@ A command that listens has a ``service`` too. It tells with S how it goes::
 
      "service": {"ports": [8000], "ready_pattern": "…", "startup_s": 60.0, "restart": "never" or "on-failure"}
 
+With ``"op": "interpreter"`` a program begins that runs cells until it is ended; it is named by ``"interpreter": "…"``.
+With ``"op": "cell"`` the ``code`` of the request runs there, and its names stay (:mod:`.programs.interpreter`). A cell
+exits with 1 when the interpreter has ended; without code it only asks whether that answers.
+
 With ``"op": "collect"`` nothing is called: what an earlier program left is sent, and its last stack.
 
 Frames: one byte of type, four bytes of big-endian payload length, payload.

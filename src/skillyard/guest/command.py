@@ -1,11 +1,12 @@
 """The guest as a command, for backends that only start programs::
 
-    python3 -I guest.pyz call REQUEST CHANNEL
+    python3 -I guest.pyz call REQUEST CHANNEL [PID,...]
     python3 -I -S guest.pyz files                   see :mod:`.files`
     python3 -I -S guest.pyz agent MODE WHERE        see :mod:`.agent`
 
 REQUEST and CHANNEL are paths, or ``fd:N`` for an open descriptor. A request file is removed when it was read (it
-holds secrets); a channel file is appended to, and made when it is missing.
+holds secrets); a channel file is appended to, and made when it is missing. A request that clears the sandbox spares the
+processes PID.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ def main() -> NoReturn:
     """Never returns: threads that foreign code left behind do not hold the process."""
     arguments = sys.argv[1:]
     sys.path[:] = [path for path in sys.path if path != sys.argv[0]]
-    if len(arguments) == 3 and arguments[0] == "call":
-        _call(arguments[1], arguments[2])
+    if len(arguments) in (3, 4) and arguments[0] == "call":
+        _call(arguments[1], arguments[2], frozenset(map(int, arguments[3].split(",")) if arguments[3:] else ()))
         _exit(0)
     if arguments[:1] == ["agent"]:
         from .agent.command import main as agent
 
         _exit(agent(arguments[1:], sys.argv[0]))
     if arguments != ["files"]:
-        os.write(2, b"usage: call REQUEST CHANNEL | files | agent ...\n")
+        os.write(2, b"usage: call REQUEST CHANNEL [PID,...] | files | agent ...\n")
         _exit(64)
     from .files.serving import main as files
 
     _exit(files())
 
 
-def _call(request: str, channel: str) -> None:
+def _call(request: str, channel: str, spared: frozenset[int]) -> None:
     from .main import serve
     from .process import open_stdio, reset_signals
 
@@ -52,7 +53,7 @@ def _call(request: str, channel: str) -> None:
     os.close(nothing)
     open_stdio()
     reset_signals()
-    serve(request_fd, channel_fd)
+    serve(request_fd, channel_fd, spared=spared)
 
 
 def _descriptor(where: str, flags: int) -> int:

@@ -23,6 +23,10 @@ class UnsupportedLanguage(RuntimeError):
     """The sandbox has no runtime for the language of a command."""
 
 
+class InterpreterLost(RuntimeError):
+    """The interpreter of the session has ended, and the names of its cells with it."""
+
+
 class SandboxError(RuntimeError):
     """The run could not be begun: the host asked for what cannot be."""
 

@@ -22,14 +22,14 @@ class Channel:
     """
 
     def __init__(self) -> None:
-        self._fd = self._pid = -1
+        self.fd = self._pid = -1
         self._file: io.BufferedWriter | None = None
         self._lock = allocate_lock()
         self._ended = False
 
     def open(self, fd: int) -> None:
         os.set_inheritable(fd, False)
-        self._fd, self._pid = fd, _getpid()
+        self.fd, self._pid = fd, _getpid()
 
     def is_ours(self) -> bool:
         """False in a process that was forked off later: its frames would mix with ours."""
@@ -62,7 +62,7 @@ class Channel:
                 with self._lock:
                     self._ended = True
                     if self._file is None and len(frame) <= PIECE:
-                        frame = frame[_write(self._fd, frame) :]
+                        frame = frame[_write(self.fd, frame) :]
                     while frame:
                         self._buffered().flush()
                         piece, frame = frame[:PIECE], frame[PIECE:]
@@ -77,7 +77,7 @@ class Channel:
 
     def _buffered(self) -> io.BufferedWriter:
         if self._file is None:
-            self._file = io.BufferedWriter(io.FileIO(self._fd, "wb", closefd=False), _BUFFER)
+            self._file = io.BufferedWriter(io.FileIO(self.fd, "wb", closefd=False), _BUFFER)
         return self._file
 
 

@@ -15,6 +15,7 @@ from .errors import SandboxError
 from .frames import Channel
 from .imports import SkillFinder, show_skills
 from .output_files import make_place, send_left
+from .programs import interpreter
 from .randomness import reseed
 from .result import encode
 from .runtime import publish
@@ -174,6 +175,10 @@ class _Guest:
             return b"{}"
         if request.get("op") == "clear":
             return _encode({"left": clear(workspace, self.spared)}).encode()
+        if request.get("op") == "interpreter":
+            interpreter.lead(request, workspace, self._libraries)
+        if request.get("op") == "cell":
+            interpreter.run_cell(request, self._channel)
         if request.get("op") == "command":
             return _encode(shell.run(request, workspace, self._blobs, self._tell)).encode()
         max_bytes = request.get("max_result_bytes", MAX_RESULT_BYTES)

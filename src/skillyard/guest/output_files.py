@@ -55,6 +55,16 @@ def send_left(workspace: str, request: Mapping[str, Any], blobs: Blobs) -> dict[
     return {name: value for name, value in notes.items() if value}
 
 
+def send_new(workspace: str, request: Mapping[str, Any], blobs: Blobs, since_ns: int) -> dict[str, object]:
+    """Sends the files that were written since a time; returns notes on those that are not sent."""
+    limits = request.get("files") or {}
+    left = Left(blobs, limits.get("count", 0), limits.get("each_bytes", 0), limits.get("bytes", 0), since_ns)
+    with suppress(OSError):
+        left.directory(os.open(f"{workspace}/{OUT}", _DIRECTORY), "", 0)
+    notes: dict[str, object] = {"skipped": left.skipped, "more": left.more}
+    return {name: value for name, value in notes.items() if value}
+
+
 def _others(workspace: str, left: Left) -> list[str]:
     """Returns files and directories beside ``out``, which end with the run."""
     found: list[str] = []
@@ -72,13 +82,14 @@ def _others(workspace: str, left: Left) -> list[str]:
 class Left:
     """Sends files, within limits of their number and bytes, and notes the others."""
 
-    def __init__(self, blobs: Blobs, count: int, each: int, together: int) -> None:
+    def __init__(self, blobs: Blobs, count: int, each: int, together: int, since_ns: int = 0) -> None:
         self.skipped: list[list[str]] = []
         self.more = 0
         self._blobs = blobs
         self._count = count
         self._each = each
         self._together = together
+        self._since_ns = since_ns
         self._entries = MAX_ENTRIES
 
     def directory(self, fd: int, path: str, depth: int) -> None:
@@ -121,6 +132,8 @@ class Left:
             about = os.fstat(fd)
             if not stat.S_ISREG(about.st_mode):
                 self.skip(path, "kind")
+            elif about.st_ctime_ns < self._since_ns:
+                return
             elif self._count <= 0:
                 self.skip(path, "count")
             elif about.st_size > self._each:

@@ -47,9 +47,16 @@ def too_many(most: int) -> QuotaExceeded:
     return QuotaExceeded("session_id", rule, limit="sessions.most_each", maximum=most)
 
 
+def too_many_of_profile(profile: str, most: int) -> QuotaExceeded:
+    """Returns the error for a token that has all sessions that its profile allows."""
+    name = f"profiles.{profile}.quotas.sessions"
+    rule = f"this token has {most} sessions that have not ended, and its profile '{profile}' allows {most}"
+    return QuotaExceeded("session_id", f"{rule}; end one with skills.end_session", limit=name, maximum=most)
+
+
 def too_large(most_mb: int) -> QuotaExceeded:
     """Returns the error for a session whose files may not have so much space."""
-    rule = f"the files of all sessions may take {most_mb} MiB together, and those of one principal three quarters"
+    rule = f"files and interpreters of all sessions may take {most_mb} MiB together, those of one principal 3/4 of that"
     remedy = "which sessions.disk_mb says; end a session with skills.end_session, or ask for less with limits.disk_mb"
     return QuotaExceeded("session_id", f"{rule}, {remedy}", limit="sessions.disk_mb", maximum=most_mb)
 
@@ -87,6 +94,10 @@ class SessionRecord:
     """The disk limit of its sandbox: its files may hold that much memory while it is idle."""
     kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The runs whose programs go on between calls, each with its skills."""
+    interpreter: str = ""
+    """The program of the Python interpreter that it had last; empty before its first cell."""
+    interpreter_skills: tuple[str, ...] = ()
+    """The skills that cells of that interpreter could import."""
     call: str | None = None
     """The run that has it now."""
     runs: int = 0

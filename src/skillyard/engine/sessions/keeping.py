@@ -11,12 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from skillyard.config.sessions import SessionSettings
-from skillyard.domain.errors import Forbidden, SandboxCutOff, SandboxFault, SandboxGone, SkillyardError
+from skillyard.domain.errors import Forbidden, QuotaExceeded, SandboxCutOff, SandboxFault, SandboxGone, SkillyardError
 from skillyard.domain.work.record import Ending, Lease
-from skillyard.domain.work.session import SessionKey, SessionRecord, SessionState, too_large
+from skillyard.domain.work.session import SessionKey, SessionRecord, SessionState, too_large, too_many_of_profile
 from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.lending import PATIENCE_S
 from skillyard.engine.observer import Fault, Observer
+from skillyard.engine.sessions.interpreter import answers, end
 from skillyard.engine.sessions.sandbox import clear, end_programs
 from skillyard.engine.sessions.turns import Turns
 from skillyard.ports.clock import Clock, Ids
@@ -29,10 +30,13 @@ LEASE_S = 90.0
 IDLE, HARD, LOST, SERVER = "idle", "hard", "lost", "server"
 """Those that end a session beside principals."""
 _TRIES = 8
+SOON_S = 2.0
+"""How long a call waits for the end of a program that its run left."""
 _SHARE = 0.75
 """Of the space of all sessions, that one principal may have."""
 _GONE = "its sandbox ended while it was not used"
 _UNMADE = "its server ended while it was made"
+_EMPTY = "its first call ended before it had a sandbox"
 _REBOOTED = "the machine was restarted"
 
 Change = Callable[[SessionRecord], SessionRecord]
@@ -56,8 +60,14 @@ class Use:
     rights: bool = False
     secrets: bool = False
     keeps: bool = False
+    cell: bool = False
+    """Whether its code runs in the interpreter of the session."""
+    restart: bool = False
+    """Whether that is a new one."""
     job: str = ""
     """The job whose step the run is."""
+    quota: tuple[str, int] | None = None
+    """The profile of the token and the number of sessions that it allows."""
 
 
 class Keeping:
@@ -94,7 +104,7 @@ class Keeping:
         Raises Busy, QuotaExceeded, and Forbidden for a run with rights where skills without them left files.
         """
         for _ in range(_TRIES):
-            session = await self.store.open(self._new(use), self.settings.most_each)
+            session = await self._open(use)
             if session.call == use.run_id:
                 return session
             if (over := await self._over(session)) is not None:
@@ -103,11 +113,16 @@ class Keeping:
             if session.call is not None:
                 await self._settle_left(session)
                 continue
-            kept = await self.still_kept(session)
-            self._refuse_mixing(replace(session, kept=kept), use)
+            session = await self.without_over(session, SOON_S)
+            kept = session.kept
+            try:
+                self._refuse_mixing(session, use)
+            except Forbidden:
+                await self._end_empty(session)
+                raise
             taken = replace(
-                session,
-                kept=kept | {use.run_id: use.skills} if use.keeps else kept,
+                _with_interpreter(session, use) if use.cell else session,
+                kept={**kept, use.run_id: use.skills} if use.keeps else kept,
                 call=use.run_id,
                 lease=self.lease(),
                 untrusted=session.untrusted or use.least,
@@ -116,6 +131,16 @@ class Keeping:
             if (mine := await self.store.change(taken)) is not None:
                 return mine
         raise self.turns.busy(use.key)
+
+    async def _open(self, use: Use) -> SessionRecord:
+        """Returns the live session, a new one where there is none. Raises QuotaExceeded."""
+        most = self.settings.most_each
+        if use.quota is None or use.quota[1] >= most:
+            return await self.store.open(self._new(use), most)
+        try:
+            return await self.store.open(self._new(use), use.quota[1])
+        except QuotaExceeded:
+            raise too_many_of_profile(*use.quota) from None
 
     async def stands(
         self, session: SessionRecord, sandbox: Sandbox, isolation: str, fit: str, disk_mb: int
@@ -133,14 +158,14 @@ class Keeping:
 
         return await self._changed(session, stood)
 
-    async def makes(self, session: SessionRecord, disk_mb: int) -> SessionRecord:
-        """Notes that another sandbox is about to be made, and the space that its files may take.
+    async def makes(self, session: SessionRecord, disk_mb: int, sandboxes: int = 1) -> SessionRecord:
+        """Notes that sandboxes are about to be made, and the space of files and interpreter.
 
         That is memory as long as the session lives. Raises SandboxGone when the session was ended, QuotaExceeded where
         all sessions would have too much of it.
         """
         made = await self._changed(
-            session, lambda held: replace(held, sandboxes=held.sandboxes + 1, disk_mb=disk_mb)
+            session, lambda held: replace(held, sandboxes=held.sandboxes + sandboxes, disk_mb=disk_mb)
         )  # noted before it is counted, so that two at once see each other
         live = [one for one in await self.store.live() if one.boot == made.boot]
         most_mb, mine = self.settings.disk_mb, [one for one in live if one.principal == made.principal]
@@ -149,6 +174,11 @@ class Keeping:
             await self._changed(made, lambda held: replace(held, disk_mb=session.disk_mb))
             raise too_large(most_mb)
         return made
+
+    async def interprets(self, session: SessionRecord, use: Use) -> SessionRecord:
+        """Notes that a new interpreter takes the place of the one that the session has. Raises SandboxGone."""
+        name, skills = interpreter_of(use), tuple(sorted(use.skills))
+        return await self._changed(session, lambda held: replace(held, interpreter=name, interpreter_skills=skills))
 
     async def kept(self, use: Use) -> SessionRecord | None:
         """Returns the session in which a run's program goes on while others use it, if any."""
@@ -166,26 +196,51 @@ class Keeping:
         with suppress(SandboxGone):
             await self._changed(session, forgotten)
 
-    async def still_kept(self, session: SessionRecord) -> dict[str, tuple[str, ...]]:
-        """Returns the kept programs without those whose runs are over."""
-        found = {}
-        for run_id, skills in session.kept.items():
+    async def without_over(self, session: SessionRecord, patience_s: float = PATIENCE_S) -> SessionRecord:
+        """Returns a session without the kept programs whose runs are over.
+
+        One that may be at work all the same, since nobody could end it in time, is ended now, and stays until that is
+        sure.
+        """
+        for run_id in session.kept:
             record = await self._records.get(run_id)
-            if record is not None and record.status.live:
-                found[run_id] = skills
-        return found
+            if (record is None or not record.status.live) and await self._end_kept(session, run_id, patience_s):
+                kept = {id: skills for id, skills in session.kept.items() if id != run_id}
+                session = replace(session, kept=kept)
+        return session
+
+    async def _end_kept(self, session: SessionRecord, run_id: str, patience_s: float) -> bool:
+        try:
+            async with asyncio.timeout(patience_s):
+                await end_programs(await self._attached(session), (run_id,))
+        except SandboxGone as error:
+            return not isinstance(error, SandboxCutOff)
+        except (SkillyardError, TimeoutError) as error:  # a later look tries again
+            self._emit(Fault("session", error, session.session_id))
+            return False
+        return True
 
     async def release(self, session: SessionRecord) -> None:
-        """Notes that its run is over and its sandbox cleared. A session that drains ends with it."""
+        """Notes that its run is over and its sandbox cleared. A session that drains or has no sandbox ends with it."""
         now = self._clock.boottime()
 
         def freed(held: SessionRecord) -> SessionRecord:
-            return replace(held, call=None, lease=None, used_at=now, runs=held.runs + 1)
+            runs = held.runs + (held.sandbox is not None)
+            return replace(held, call=None, lease=None, used_at=now, runs=runs)
 
         with suppress(SandboxGone):
             session = await self._changed(session, freed)
             if session.state is SessionState.DRAINING:
                 await self.end(session, session.ended_by, session.reason)
+            await self._end_empty(session)
+
+    async def _end_empty(self, session: SessionRecord) -> None:
+        """Ends a session that has nothing to keep: it would count against the most of its principal."""
+        if session.state is not SessionState.CREATING or session.call is not None:
+            return
+        drained = replace(session, state=SessionState.DRAINING, ended_by=SERVER, reason=_EMPTY)
+        if (session := await self.store.change(drained) or session).state is SessionState.DRAINING:
+            await self.end(session, SERVER, _EMPTY)
 
     async def end(self, session: SessionRecord, by: str, reason: str) -> bool:
         """Ends a session: lets no call begin, destroys its sandbox, then writes that down.
@@ -252,6 +307,8 @@ class Keeping:
             async with asyncio.timeout(PATIENCE_S):
                 call = session.call or ""
                 await end_programs(sandbox, (call, f"{call}-left"))
+                if session.interpreter and not await answers(sandbox, session.interpreter, f"{call}-asks-left"):
+                    await end(sandbox, session.interpreter)
                 await self.clear(session, sandbox)
         except SandboxCutOff as error:  # a later look tries again
             self._emit(Fault("session", error, session.session_id))
@@ -315,6 +372,11 @@ class Keeping:
             return IDLE, f"nobody used it for {session.idle_s:g} seconds (sessions.idle_ttl_s)"
         return None
 
+    def left_ms(self, session: SessionRecord) -> int:
+        """Returns the time up to the hard end of a session, and the grace of its last call."""
+        left_s = session.hard_until + self.settings.grace_s - self._clock.boottime()
+        return max(1000, round(left_s * 1000))
+
     def lease(self) -> Lease:
         """Returns a lease of this server from now on."""
         return Lease(self.holder, self._clock.boot(), self._clock.boottime() + LEASE_S)
@@ -352,10 +414,22 @@ class Keeping:
         if use.secrets and session.kept:  # its output is not redacted of what was given behind its start
             rule = f"session_id: a service works in the session '{use.key.alias}', and this run would get secrets"
             raise Forbidden(f"{rule}; use another session")
+        self._refuse_beside_interpreter(session, use)
         if session.untrusted and use.rights:
             rule = f"session_id: files of skills without approval are in the session '{use.key.alias}', and this run"
             remedy = f"would get secrets or a network: {session.untrusted}, or use another session"
             raise Forbidden(f"{rule} {remedy}")
+
+    def _refuse_beside_interpreter(self, session: SessionRecord, use: Use) -> None:
+        """Raises Forbidden where code of earlier cells may reach what is given to this run."""
+        if not session.interpreter or use.restart:
+            return
+        rule, what = f"session_id: the session '{use.key.alias}' has a Python interpreter", ""
+        if others := sorted({*session.interpreter_skills} - {*use.skills}):
+            what = f", in which {', '.join(others)} worked" if use.rights else ""
+        if what or (use.secrets and not use.cell):
+            given = "secrets" if use.secrets else "a network"
+            raise Forbidden(f"{rule}{what}, and this run would get {given} beside it; use another session")
 
     def _new(self, use: Use) -> SessionRecord:
         clock, settings = self._clock, self.settings
@@ -396,6 +470,16 @@ class Keeping:
                 return changed
             held = await self.store.get(session.session_id)
         raise SandboxFault("the record of the session changes all the time")
+
+
+def interpreter_of(use: Use) -> str:
+    """Returns the name of the interpreter that the cell of a run starts."""
+    return f"python-{use.run_id}"
+
+
+def _with_interpreter(session: SessionRecord, use: Use) -> SessionRecord:
+    skills = tuple(sorted({*session.interpreter_skills, *use.skills}))
+    return replace(session, interpreter=session.interpreter or interpreter_of(use), interpreter_skills=skills)
 
 
 def _why(session: SessionRecord | None) -> str:

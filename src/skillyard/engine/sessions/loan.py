@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, SandboxCutOff, SandboxFault, SandboxGone, SkillyardError
-from skillyard.domain.work.record import Ending, Usage
+from skillyard.domain.sandbox.spec import cell_request
+from skillyard.domain.work.record import Ending, Outcome, Usage
 from skillyard.domain.work.session import SessionRecord, SessionState
 from skillyard.engine.lending import PATIENCE_S, Loan, Order, Queued
 from skillyard.engine.observer import Fault, Observer
-from skillyard.engine.sessions.keeping import LOST, SERVER, Keeping, Use
+from skillyard.engine.sessions import interpreter
+from skillyard.engine.sessions.keeping import LOST, SERVER, Keeping, Use, interpreter_of
 from skillyard.engine.sessions.sandbox import INPUTS, bring, end_programs, fit_of, kept_spec, move, trusting
 from skillyard.engine.shares import Admission
 from skillyard.engine.tasks import Tasks
@@ -21,6 +22,9 @@ from skillyard.ports.sandbox import Sandbox
 
 RENEWED_AFTER = 200
 """Runs after which a session gets a new sandbox, into which its files move."""
+RENEWED_WITH_NAMES = 2000
+"""The same for a session with an interpreter, whose names are lost with the sandbox."""
+_INTERRUPTED = (Outcome.TIMEOUT, Outcome.CANCELLED, Outcome.OUTPUT)
 
 
 class SessionLoan(Loan):
@@ -49,6 +53,7 @@ class SessionLoan(Loan):
         self.keeps = use.keeps
         self._handed_back = False
         """Whether the program goes on without the session's turn."""
+        self._ending: Ending | None = None
 
     async def __aenter__(self) -> Loan:
         """Raises also what :meth:`Keeping.begin` raises."""
@@ -98,10 +103,35 @@ class SessionLoan(Loan):
         self.guarantees = self._order.offer.check_walls(self.enforced)
         if await bring(sandbox, spec.mounts):
             guest = {**guest, "blob_root": INPUTS}
+        if self._use.cell:
+            guest = await self._in_interpreter(sandbox, guest)
         if network is not None:
             guest = trusting(await network.enter(sandbox, guest, reused=self._reused))
         self._began = asyncio.get_running_loop().time()
         return sandbox, guest
+
+    async def _in_interpreter(self, sandbox: Sandbox, guest: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the request of a cell for the interpreter, which stands then."""
+        session, use, keeping = self._session, self._use, self._keeping
+        name, state, reason = interpreter_of(use), interpreter.STARTED, ""
+        if session.interpreter != name:
+            state, asked = interpreter.KEPT, interpreter.ASKED if use.restart else ""
+            if asked or not await interpreter.answers(sandbox, session.interpreter, f"{name}-asks"):
+                state, reason = interpreter.RESTARTED, await interpreter.end(sandbox, session.interpreter, asked)
+                self._held = session = await keeping.interprets(session, use)
+        if state != interpreter.KEPT:
+            await interpreter.start(sandbox, guest, name, keeping.left_ms(session))
+        self.interpreter = {"state": state, "reason": reason, "lost": ""}
+        return cell_request(guest, session.interpreter)
+
+    async def _settle_interpreter(self, sandbox: Sandbox) -> str:
+        """Returns why the names are lost; empty where the interpreter goes on idly."""
+        name = self._session.interpreter
+        if await interpreter.answers(sandbox, name, f"{interpreter_of(self._use)}-asks-again"):
+            return ""
+        why = await interpreter.end(sandbox, name)
+        interrupted = self._ending is not None and self._ending.outcome in _INTERRUPTED
+        return interpreter.UNHEEDED if interrupted else why
 
     async def _stand(self) -> Sandbox:
         """Returns the session's sandbox as this run needs it."""
@@ -111,24 +141,26 @@ class SessionLoan(Loan):
         fits = fit, fit_of(self._order.offer.name, replace(self._spec, forwarding=True))
         old = None if session.sandbox is None else await self._attach(session)
         # The keeper keeps what each program wrote as long as the sandbox.
-        worn = session.runs % RENEWED_AFTER == RENEWED_AFTER - 1
+        renewed_after = RENEWED_WITH_NAMES if session.interpreter else RENEWED_AFTER
+        worn = session.runs % renewed_after == renewed_after - 1
         others = session.kept.keys() - {self._use.run_id}
         if old is not None and session.fit in fits and (others or not worn):
             self._before, self._reused = self._keeping.cleared.get(session.session_id), True
+            if session.disk_mb < self._space_mb:  # this is its first cell
+                self._held = await self._keeping.makes(session, self._space_mb, sandboxes=0)
             return old
         if old is not None and others:
             rule = (
                 f"has a service at work ({', '.join(sorted(others))}), which stays in its sandbox, and this call needs"
             )
             raise InvalidInput("session_id", f"{rule} another one: other skills, limits or isolation; end it first")
-        session = await self._keeping.makes(session, self._spec.limits.disk_mb)
+        session = await self._keeping.makes(session, self._space_mb)
         self._held = session
         made = await self._create(session.backend_key)
         try:
             if old is not None:
                 await move(old, made)
-            disk_mb = self._spec.limits.disk_mb
-            self._held = await self._keeping.stands(session, made, self._order.offer.name, fit, disk_mb)
+            self._held = await self._keeping.stands(session, made, self._order.offer.name, fit, self._space_mb)
         except BaseException:
             await backend.destroy(made.handle)
             raise
@@ -169,7 +201,12 @@ class SessionLoan(Loan):
         self._before = self._keeping.cleared.get(self._session.session_id)
         return sandbox
 
+    @property
+    def _came_to_its_end(self) -> bool:
+        return self._ending is not None and interpreter.orderly(self._ending)
+
     def own(self, ending: Ending) -> Ending:
+        self._ending = ending
         before = Usage() if self._before is None else self._before.usage
         used = ending.usage
         known = (self._order.handle is None or self._before is not None) and not self.keeps
@@ -207,18 +244,28 @@ class SessionLoan(Loan):
         """Returns what the network saw when the sandbox is cleared, or else destroyed."""
         if self._over:
             return self._seen
-        if self.sandbox is not None:
-            with suppress(SkillyardError, TimeoutError):
-                async with asyncio.timeout(PATIENCE_S):
-                    await end_programs(self.sandbox, (self._use.run_id, f"{self._use.run_id}-left"))
+        sure = self.sandbox is None or await self._end_programs(self.sandbox)
         if self.network is not None:
             self._seen = await self._end_network(self.network)
-        if self.keeps:
+        if self.keeps and sure:  # else it stays known, and a later look tries again
             await self._keeping.forget(self._session, self._use.run_id)
         if not self._handed_back:
             await self._released(self._session)
         self._over = True
         return self._seen
+
+    async def _end_programs(self, sandbox: Sandbox) -> bool:
+        """Returns whether the programs of the run have ended for sure."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await end_programs(sandbox, (self._use.run_id, f"{self._use.run_id}-left"))
+                if self.interpreter is not None and not self._came_to_its_end:
+                    self.interpreter["lost"] = interpreter.GONE
+                    self.interpreter["lost"] = await self._settle_interpreter(sandbox)
+        except (SkillyardError, TimeoutError) as error:
+            self._emit(Fault("session", error, self._session.session_id))
+            return False
+        return True
 
     async def _released(self, session: SessionRecord) -> None:
         """Clears the sandbox and frees the session, which ends where that fails. Never raises."""
@@ -235,6 +282,12 @@ class SessionLoan(Loan):
         except (SkillyardError, TimeoutError) as error:
             self._emit(Fault("session", error, session.session_id))
             await keeping.end(session, SERVER, str(error) or "it could not be cleared in time")
+
+    @property
+    def _space_mb(self) -> int:
+        """Returns the memory that files and interpreter may hold between calls."""
+        limits = self._spec.limits
+        return limits.disk_mb + (limits.memory_mb if self._use.cell else 0)
 
     @property
     def _memory_mb(self) -> int:

@@ -23,10 +23,10 @@ from skillyard.engine.method import (
     obj,
 )
 from skillyard.engine.sessions.service import SessionService
+from skillyard.engine.shapes import NUMBER_OR_NULL, SESSION_TIMES
 
 Params = Mapping[str, Any]
 MOST_REASON = 200
-_TIME_OR_NULL: Schema = {"type": ["number", "null"]}
 _ALIAS = described(STRING, "the agent's own name for the session", minLength=1, maxLength=64)
 
 SESSION_PARAMS: dict[str, Schema] = {
@@ -39,11 +39,6 @@ SESSION_PARAMS: dict[str, Schema] = {
     "wait_ms": described(
         INTEGER, "how long to wait while another call has the session; sessions.wait_ms when omitted", minimum=0
     ),
-}
-SESSION_TIMES: dict[str, Schema] = {
-    "session_id": described(STRING, "the session's alias"),
-    "expires_at": described(_TIME_OR_NULL, "when the session ends in any case, UTC seconds; null when it has ended"),
-    "idle_at": described(_TIME_OR_NULL, "when it ends unless it is used before; null when it has ended"),
 }
 
 SESSION = answer(
@@ -60,7 +55,7 @@ SESSION = answer(
         "created_at": described(NUMBER, "UTC seconds"),
         "expires_at": SESSION_TIMES["expires_at"],
         "idle_at": SESSION_TIMES["idle_at"],
-        "ended_at": described(_TIME_OR_NULL, "UTC seconds"),
+        "ended_at": described(NUMBER_OR_NULL, "UTC seconds"),
         "ended_by": described(STRING, "'idle', 'hard', 'lost', 'server' or a principal; empty for a live one"),
         "reason": described(STRING, "why it ended"),
     }

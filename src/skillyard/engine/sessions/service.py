@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from skillyard.config.profiles import ProfileSettings
 from skillyard.domain.errors import InvalidInput, SessionNotFound, SkillyardError, shown
 from skillyard.domain.principal import AgentScope, Principal, Scope
 from skillyard.domain.work.job import job_of
@@ -34,6 +34,7 @@ class SessionService:
         active: ActiveRuns,
         clock: Clock,
         emit: Observer,
+        profiles: Mapping[str, ProfileSettings],
     ) -> None:
         self._keeping = keeping
         self._secrets = secrets
@@ -43,6 +44,7 @@ class SessionService:
         self._active = active
         self._clock = clock
         self._emit = emit
+        self._profiles = profiles
 
     def alias_of(self, named: str | None) -> str | None:
         """Returns the alias of a call's session; None for one that gets a sandbox of its own. Raises InvalidInput."""
@@ -79,10 +81,18 @@ class SessionService:
             plan.trust.least,
             rights=bool(grant.given) or grant.network is not None,
             secrets=bool(grant.given),
+            cell=request.is_cell,
+            restart=request.restart,
             keeps=request.command is not None and request.command.service is not None,
             job=job_of(request.idempotency_key),
+            quota=self._quota(plan.principal),
         )
         return self._of_session(order, use, queued)
+
+    def _quota(self, principal: Principal) -> tuple[str, int] | None:
+        section = self._profiles.get(principal.profile or "")
+        most = None if section is None else section.quotas.sessions
+        return None if most is None else (principal.profile or "", most)
 
     def resume(self, order: Order, key: SessionKey | None, idempotency_key: str | None) -> Loan:
         """Returns the loan of the sandbox in which an earlier server started a program."""
@@ -212,7 +222,7 @@ class SessionService:
     async def _looked(self, session: SessionRecord, *, alone: bool) -> None:
         keeping = self._keeping
         if session.kept:
-            session = replace(session, kept=await keeping.still_kept(session))
+            session = await keeping.without_over(session)
         if keeping.turns.taken(session.key):
             await self._drain(session)
         elif why := await keeping.lost(session):

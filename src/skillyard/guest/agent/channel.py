@@ -99,6 +99,7 @@ class Channel:
         self._last = 0
         self._nonces: tuple[str, str] | None = None
         self.known = False
+        self.peer = 0
         self.dirty = False
         os.set_blocking(fd, False)
         loop.watch(fd, self._readable)

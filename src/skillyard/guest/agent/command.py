@@ -11,10 +11,15 @@ Its settings are a JSON object::
     spool        the directory for output that does not stay in memory (/tmp)
     single       one program is started: its end is told when nothing of its tree is left
     timeout_ms   the deadline of programs that are given none (300000)
+    limits       limits of the agent and all that it starts, by their numbers (setrlimit(2)) ({})
+    filters      filters of system calls for the agent and all that it starts, in their order, each in base64 ([])
+
+A PATH that begins with ``@`` names an abstract socket of the sandbox's network: nothing of it is in the file tree.
 """
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import json
 import os
@@ -22,10 +27,13 @@ import select
 import socket
 import stat
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from .kernel import Fork
 
 VARIABLE = "SKILLYARD_AGENT"
 _DEFAULTS: dict[str, Any] = {
@@ -37,9 +45,12 @@ _DEFAULTS: dict[str, Any] = {
     "spool": "/tmp",  # noqa: S108 - a directory of the sandbox
     "single": False,
     "timeout_ms": 300_000,
+    "limits": {},
+    "filters": [],
 }
 _MOST_SETTINGS = 64 * 1024
 _REOPEN_S = 0.1
+_LISTENS_S = 10.0
 _BACKLOG = 16
 _READY = b"ready\n"
 _USAGE = "usage: agent listen PATH|fd:N | start PATH | connect PATH | device PATH"
@@ -75,6 +86,8 @@ def _listen(where: str, bundle: str) -> int:
 def _start(where: str, bundle: str) -> int:
     """Serves a socket in the background. One that is served already stays as it is."""
     settings = _settings()
+    if where.startswith("@"):
+        raise ValueError("start needs a path")
     with open(f"{where}.lock", "wb", opener=_private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         listener = None if _is_served(where) else _bind(where)
@@ -92,8 +105,7 @@ def _start(where: str, bundle: str) -> int:
 def _serve(settings: dict[str, Any], bundle: str, listener: socket.socket) -> int:
     from .server import Agent
 
-    _protect()
-    agent = Agent(settings, bundle)
+    agent = Agent(settings, bundle, _protect(settings))
     agent.listen(listener)
     agent.loop.run()
     return 0
@@ -104,8 +116,7 @@ def _device(where: str, bundle: str) -> int:
     from .server import Agent
 
     settings = _settings()
-    _protect()
-    agent = Agent(settings, bundle)
+    agent = Agent(settings, bundle, _protect(settings))
 
     def reopen() -> None:
         try:
@@ -134,8 +145,10 @@ def _device(where: str, bundle: str) -> int:
 
 def _connect(where: str, _: str) -> int:
     """Joins standard input and output to the socket, until either ends."""
-    channel = socket.socket(socket.AF_UNIX)
-    channel.connect(where)
+    from .kernel import be_undumpable
+
+    be_undumpable()  # no program of the same user can write into it, and be spared in its place
+    channel = _connected(where)
     ways = {0: channel.fileno(), channel.fileno(): 1}
     poll = select.poll()
     for fd in ways:
@@ -148,6 +161,22 @@ def _connect(where: str, _: str) -> int:
             view = memoryview(data)
             while view:
                 view = view[os.write(ways[fd], view) :]
+
+
+def _connected(where: str) -> socket.socket:
+    """Waits a moment where an agent is about to listen on an abstract socket. Raises OSError."""
+    until = time.monotonic() + _LISTENS_S
+    while True:
+        channel = socket.socket(socket.AF_UNIX)
+        try:
+            channel.connect(_address(where))
+        except ConnectionRefusedError:
+            channel.close()
+            if not where.startswith("@") or time.monotonic() > until:
+                raise
+            select.select((), (), (), _LISTENS_S / 500)
+        else:
+            return channel
 
 
 def _settings() -> dict[str, Any]:
@@ -166,17 +195,28 @@ def _settings() -> dict[str, Any]:
     return {**_DEFAULTS, **given}
 
 
-def _protect() -> None:
-    """Keeps other processes of the same user out of this one."""
-    from .kernel import be_subreaper, be_undumpable
+def _protect(settings: dict[str, Any]) -> Fork:
+    """Keeps other processes of the same user out of this one, and installs the filters."""
+    from .kernel import Fork, be_subreaper, be_undumpable, filter_calls, limit
 
+    fork = Fork()
     be_undumpable()
     be_subreaper()
     os.environ.clear()
+    for kind, most in settings["limits"].items():
+        limit(int(kind), most)
+    for program in settings["filters"]:
+        filter_calls(base64.b64decode(program, validate=True))
+    return fork
 
 
 def _bind(where: str) -> socket.socket:
     """Makes the socket, in a directory that nobody else enters where the agent makes it."""
+    if where.startswith("@"):
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(_address(where))
+        listener.listen(_BACKLOG)
+        return listener
     os.makedirs(os.path.dirname(where) or ".", 0o700, exist_ok=True)
     if os.path.lexists(where):
         if not stat.S_ISSOCK(os.lstat(where).st_mode):
@@ -192,6 +232,10 @@ def _bind(where: str) -> socket.socket:
     return listener
 
 
+def _address(where: str) -> str:
+    return f"\0{where[1:]}" if where.startswith("@") else where
+
+
 def _private(path: str, flags: int) -> int:
     os.makedirs(os.path.dirname(path) or ".", 0o700, exist_ok=True)
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
@@ -200,7 +244,7 @@ def _private(path: str, flags: int) -> int:
 def _is_served(where: str) -> bool:
     with socket.socket(socket.AF_UNIX) as tried:
         try:
-            tried.connect(where)
+            tried.connect(_address(where))
         except OSError:
             return False
     return True

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
+import struct
 
-_DUMPABLE, _SUBREAPER, _NO_NEW_PRIVILEGES = 4, 36, 38
+_DUMPABLE, _SECCOMP, _SUBREAPER, _NO_NEW_PRIVILEGES = 4, 22, 36, 38
+_FILTER, _INSTRUCTION = 2, 8
+_ENDED_FIRST = 500
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -25,6 +29,53 @@ def be_subreaper() -> None:
 
 def no_new_privileges() -> None:
     _prctl(_NO_NEW_PRIVILEGES, 1)
+
+
+def filter_calls(program: bytes) -> None:
+    """Installs a filter of system calls (linux/filter.h) for this process and its children."""
+    code = ctypes.create_string_buffer(program, len(program))
+    whole = struct.pack("HxxxxxxP", len(program) // _INSTRUCTION, ctypes.addressof(code))
+    no_new_privileges()
+    if _libc.prctl(_SECCOMP, ctypes.c_ulong(_FILTER), whole, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_SECCOMP)")
+
+
+def limit(kind: int, most: int) -> None:
+    """Lowers a limit for good. One that is lower already stays."""
+    _, hard = resource.getrlimit(kind)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (most, most))
+
+
+class Fork:
+    """Forks processes that the kernel ends before this one where memory is short.
+
+    The score is opened while this process is dumpable: it cannot be afterwards. A child inherits the value, which is
+    raised for the moment of the fork.
+    """
+
+    def __init__(self) -> None:
+        self._fd = -1
+        try:
+            self._fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+            self._own = int(os.read(self._fd, 16))
+        except (OSError, ValueError):
+            self._own = _ENDED_FIRST
+
+    def __call__(self) -> int:
+        """Returns as os.fork does. Raises OSError."""
+        pid = -1
+        self._score(_ENDED_FIRST)
+        try:
+            pid = os.fork()
+        finally:
+            if pid != 0:
+                self._score(self._own)
+        return pid
+
+    def _score(self, value: int) -> None:
+        if self._fd >= 0 and self._own < _ENDED_FIRST:
+            os.pwrite(self._fd, str(value).encode(), 0)
 
 
 class Kills:

@@ -9,7 +9,7 @@ import signal
 from functools import partial
 from time import monotonic
 
-from .kernel import Kills
+from .kernel import Fork, Kills
 from .spool import Spool
 from .supervisor import become, end_below, supervise
 
@@ -43,7 +43,10 @@ class Refused(Exception):
 class Place:
     """The surroundings of programs: the settings that they all share."""
 
-    def __init__(self, settings: Mapping[str, Any], bundle: str, files: tuple[int, int]) -> None:
+    def __init__(self, settings: Mapping[str, Any], bundle: str, files: tuple[int, int], fork: Fork) -> None:
+        self.fork = fork
+        self.ways: Callable[[], list[int]] = list
+        """Gives the processes that join the host to the agent: a program that clears the sandbox spares them."""
         self.env: dict[str, str] = dict(settings.get("env") or {})
         self.python: str = settings["python"]
         self.bundle = bundle
@@ -108,6 +111,8 @@ class Program:
                 channel = _output(pipes, theirs, "channel")
                 kept = (request, channel)
                 argv = (place.python, "-I", place.bundle, "call", f"fd:{request}", f"fd:{channel}")
+                if ways := place.ways():
+                    argv += (",".join(map(str, ways)),)
             elif order.get("stdin"):
                 stdin, inputs[0] = os.pipe()
                 theirs.append(stdin)
@@ -118,7 +123,7 @@ class Program:
                 pipes["report"], report = os.pipe()
                 ends = leash, report
                 theirs += ends
-            pid = os.fork()
+            pid = place.fork()
             if pid == 0:
                 _child(place, argv, order, (stdin, out, error), kept, ends)
         except OSError as error_:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from itertools import islice
+from struct import Struct
 from time import monotonic
 
 from .channel import Channel, Exchange
@@ -19,9 +20,11 @@ if TYPE_CHECKING:
     from resource import struct_rusage
     from typing import Any
 
+    from .kernel import Fork
     from .loop import Timer
 
 CHANNELS = 16
+_PEER, _PEER_BYTES = Struct("i"), 12
 _LISTED = 200
 _GENTLE_S = 2.0
 _LAST_S = 10.0
@@ -34,11 +37,11 @@ _MOST_REQUEST = 256 * 1024 * 1024
 class Agent:
     """Serves the channels that it is given until it is told to end, or its lease runs out."""
 
-    def __init__(self, settings: Mapping[str, Any], bundle: str) -> None:
+    def __init__(self, settings: Mapping[str, Any], bundle: str, fork: Fork) -> None:
         self.loop = Loop(self._reaped, self._settled)
         self._key = bytes.fromhex(settings["key"])
         self._instance = os.urandom(16).hex()
-        self._place = Place(settings, bundle, raise_files())
+        self._place = Place(settings, bundle, raise_files(), fork)
         self._programs = Programs(self.loop, self._place, self._sweep)
         self._workers = Workers(self.loop, self._place.user)
         self._channels: list[Channel] = []
@@ -47,6 +50,7 @@ class Agent:
         self._lease_s: float | None = settings["lease_s"]
         self._lease: Timer | None = None
         self._renew()
+        self._place.ways = lambda: [channel.peer for channel in self._channels if channel.known and channel.peer]
         self.on_lost: Callable[[], object] | None = None
 
     def listen(self, listener: socket.socket) -> None:
@@ -54,9 +58,10 @@ class Agent:
         listener.setblocking(False)
         self.loop.watch(listener.fileno(), lambda: self._accept(listener))
 
-    def serve(self, fd: int) -> None:
-        """Takes a descriptor as a channel, and closes it at its end."""
+    def serve(self, fd: int, peer: int = 0) -> None:
+        """Takes a descriptor as a channel, and closes it at its end. ``peer`` is the process at its other end here."""
         channel = Channel(self.loop, fd, self._key, self._instance, self._begin, self._lost)
+        channel.peer = peer
         self._channels.append(channel)
 
     def _accept(self, listener: socket.socket) -> None:
@@ -70,7 +75,8 @@ class Agent:
             return
         if len(self._channels) >= CHANNELS:
             self._make_room()
-        self.serve(connection.detach())
+        (peer,) = _PEER.unpack_from(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_BYTES))
+        self.serve(connection.detach(), peer)
 
     def _make_room(self) -> None:
         """Closes the oldest channel that has not said hello, as programs hold them open, or of all."""

@@ -133,7 +133,8 @@ def _decoded(
     try:
         values = {name: value for name, value in json.loads(text).items() if name in _FIELDS}
         values["state"] = SessionState(values["state"])
-        values["skills"] = tuple(values.get("skills", ()))
+        for name in ("skills", "interpreter_skills"):
+            values[name] = tuple(values.get(name, ()))
         values["kept"] = {run_id: tuple(skills) for run_id, skills in values.get("kept", {}).items()}
         return SessionRecord(
             session_id=session_id,

@@ -8,19 +8,24 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.errors import Forbidden, ProtectionMissing
+from skillyard.domain.errors import Forbidden, ProtectionMissing, SandboxFault
 from skillyard.domain.sandbox.guarantees import Level, Protection
 from skillyard.domain.skill.skill import SkillKind
 from skillyard.domain.work.record import Outcome, RunRecord
 from skillyard.domain.work.service import Service
-from skillyard.domain.work.session import SessionRecord
+from skillyard.domain.work.session import SessionKey, SessionRecord
+from skillyard.engine import driver
+from skillyard.engine.sessions import loan
 from skillyard.engine.sessions.keeping import Use
 from skillyard.testing.twin_sandbox import TwinProcess
+from tests.unit.engine.commands.stepping import Stepping
 from tests.unit.engine.conftest import Rig
 from tests.unit.engine.fakes import a_skill, result
-from tests.unit.engine.sessions.test_sessions import ANN, live, run_cmd
+from tests.unit.engine.runs.resuming import killed, next_server
+from tests.unit.engine.sessions.test_sessions import ANN, listed, live, run_cmd
 
 pytestmark = pytest.mark.anyio
+COMMAND = {"skill_name": "acme.notes", "command": "work"}
 DONE = result({"exit_code": 0})
 KEEPING = {"keeping": Protection(Level.SUPERVISED, by="a fake")}
 
@@ -45,18 +50,18 @@ async def play(process: TwinProcess) -> None:
     process.write(DONE)
 
 
-async def serve(rig: Rig, session: str = "work", skill: str = "acme.notes") -> RunRecord:
+async def serve(rig: Rig, session: str = "work", skill: str = "acme.notes", **more: Any) -> RunRecord:
     """Starts a service in a session; returns its record once the session is free again."""
-    record = await begin(rig, session, skill)
+    record = await begin(rig, session, skill, **more)
     while not (held := await kept(rig)) or held.call is not None:
         await asyncio.sleep(0)
     return record
 
 
-async def begin(rig: Rig, session: str = "work", skill: str = "acme.notes") -> RunRecord:
+async def begin(rig: Rig, session: str = "work", skill: str = "acme.notes", **more: Any) -> RunRecord:
     params = {"skill_name": skill, "command": "serve", "session_id": session}
     usual = {"language": "bash", "workdir": "skill", "inputs": [], "outputs": [], "env": {}}
-    request = await rig.app.services._commands.request(ANN, {**usual, **params}, task=True)
+    request = await rig.app.services._commands.request(ANN, {**usual, **params, **more}, task=True)
     assert request.command is not None
     request = replace(request, command=replace(request.command, service=Service()))
     return await rig.app.runs.record(ANN, request)
@@ -92,6 +97,36 @@ async def test_a_service_holds_up_no_call_and_goes_on_after_it(rig: Rig) -> None
         assert (session.kept, rig.backend.held) == ({}, {sandbox.handle: sandbox})
 
 
+async def test_the_next_server_counts_the_memory_of_programs_as_the_one_before(rig: Rig) -> None:
+    """The files of a session are counted by it, those of a sandbox of its own with its program."""
+    async with asyncio.timeout(30):
+        await serve(rig, "work", limits={"memory_mb": 100, "disk_mb": 30})
+        rig.backend.script = Stepping()
+        tasks = []
+        for alias in ("other", None):
+            asked = {} if alias is None else {"session_id": alias}
+            limits = {"memory_mb": 200, "disk_mb": 50}
+            tasks.append(await rig.call("skills.run_cmd_async", ANN, **COMMAND, limits=limits, **asked))
+        while sum(active.process is not None for active in rig.app.active.values()) < 3:
+            await asyncio.sleep(0)
+        admission = rig.app.admission
+        assert (admission.running, admission.reserved_mb) == (3, 100 + 200 + 250)
+        disk_mb = [session.disk_mb for session in await live(rig)]
+        for _ in range(2):
+            await killed(rig)
+            await next_server(rig)
+            admission = rig.app.admission
+            assert (admission.running, admission.reserved_mb) == (3, 550)
+            assert [session.disk_mb for session in await live(rig)] == disk_mb
+        while sum(active.process is not None for active in rig.app.active.values()) < 3:
+            await asyncio.sleep(0)
+        for record in await rig.app.ports.records.unfinished():
+            await end(rig, record)
+        while admission.running:
+            await asyncio.sleep(0)
+        assert admission.reserved_mb == 0
+
+
 async def test_a_session_with_a_service_is_not_idle_and_ends_it(rig: Rig) -> None:
     async with asyncio.timeout(30):
         record = await serve(rig)
@@ -119,6 +154,30 @@ async def test_the_next_server_goes_on_with_a_service_beside_its_session(rig: Ri
         assert (session.kept, session.call) == ({}, None)
 
 
+async def test_a_program_that_nobody_could_end_in_time_stays_known_and_is_ended_later(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (driver, loan):
+        monkeypatch.setattr(module, "PATIENCE_S", 0.01)
+    rights = Use(SessionKey("", "", ""), "ann", "run_other", 0, ("acme.other",), rights=True)
+    async with asyncio.timeout(30):
+        record = await serve(rig, timeout_sec=0.2)
+        [session] = await live(rig)
+        [sandbox] = rig.backend.held.values()
+        sandbox.processes[record.run_id].deaf = True
+        await asyncio.wait([rig.app.active[record.run_id].ending()])
+        assert not sandbox.processes[record.run_id].ended.done()
+        keeping = rig.app.sessions._keeping
+        monkeypatch.setattr("skillyard.engine.sessions.keeping.SOON_S", 0.01)
+        with pytest.raises(Forbidden):
+            await keeping.begin(replace(rights, key=session.key))
+        assert set((await live(rig))[0].kept) == {record.run_id}
+        sandbox.processes[record.run_id].deaf = False
+        await rig.app.sessions.reap()
+        assert sandbox.processes[record.run_id].ended.done()
+        assert (await keeping.begin(replace(rights, key=session.key))).kept == {}
+
+
 async def test_a_call_that_needs_another_sandbox_leaves_a_service_alone(rig: Rig) -> None:
     async with asyncio.timeout(30):
         record = await serve(rig)
@@ -141,6 +200,10 @@ async def test_a_service_gets_no_rights_and_none_of_another_skill(rig: Rig) -> N
         ):
             with pytest.raises(Forbidden):
                 await keeping.begin(use)
+        refused = Use(replace(session.key, alias="new"), "ann", "run_kept", 0, ("acme.notes",), rights=True, keeps=True)
+        with pytest.raises(Forbidden):
+            await keeping.begin(refused)
+        assert [one.session_id for one in await live(rig)] == [session.session_id]
         begun = await keeping.begin(Use(session.key, "ann", "run_same", 0, ("acme.notes",), rights=True))
         assert begun.call == "run_same"
         await keeping.release(begun)
@@ -182,3 +245,13 @@ async def test_a_service_is_started_in_the_session_that_it_names(rig: Rig) -> No
                 await asyncio.sleep(0)
             await active.cancel("enough")
             await asyncio.wait([active.ending()])
+
+
+async def test_a_first_call_that_ends_without_a_sandbox_takes_no_session(rig: Rig) -> None:
+    rig.configure(sessions={"most_each": 1})
+    rig.backend.faults = [SandboxFault("no room")] * 5
+    assert (await run_cmd(rig, "a"))["status"] == "failed"
+    [left] = await listed(rig, ended=True)
+    assert (left["state"], left["ended_by"], "before it had a sandbox" in left["reason"]) == ("ended", "server", True)
+    rig.backend.faults = []
+    assert (await run_cmd(rig, "b"))["status"] == "succeeded"

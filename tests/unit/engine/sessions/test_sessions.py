@@ -9,11 +9,20 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.errors import Busy, Forbidden, InvalidInput, QuotaExceeded, SandboxFault, SessionNotFound
+from skillyard.domain.errors import (
+    Busy,
+    Forbidden,
+    InvalidInput,
+    QuotaExceeded,
+    SandboxCutOff,
+    SandboxFault,
+    SessionNotFound,
+)
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import Needs, SecretNeed, SkillFile, SkillKind, SkillSource
 from skillyard.domain.work.record import Outcome
 from skillyard.domain.work.session import SessionRecord, SessionState
+from skillyard.engine.sessions.keeping import LEASE_S
 from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.conftest import Rig, playing
 from tests.unit.engine.fakes import a_skill, result
@@ -266,6 +275,49 @@ async def test_a_call_at_the_hard_end_has_a_grace(rig: Rig) -> None:
     assert (ran["status"], "sessions.hard_ttl_s" in ran["error_message"]) == ("canceled", True)
     assert await live(rig) == []
     assert rig.backend.held == {}
+
+
+async def test_a_long_call_keeps_its_session_from_a_second_server(rig: Rig) -> None:
+    """Its lease is prolonged while it works, also far beyond the first one's end."""
+    held = Held(rig)
+    first = asyncio.create_task(run_cmd(rig, timeout_sec=120))
+    await held.begun.wait()
+    one = rig.app
+    for _ in range(10):
+        rig.clock.time += LEASE_S / 2
+        await one.sessions.renew()
+    rig.configure()  # a second server over the same stores and backend
+    await rig.app.sessions.reap()
+    with pytest.raises(Busy):
+        await run_cmd(rig, wait_ms=0)
+    [session] = await live(rig)
+    assert session.lease is not None
+    assert (session.lease.until > rig.clock.time, session.state) == (True, SessionState.READY)
+    assert (rig.backend.clears, first.done()) == (0, False)
+    held.may_end.set()
+    assert (await first)["status"] == "succeeded"
+    assert (await run_cmd(rig, wait_ms=0))["status"] == "succeeded"
+
+
+async def test_a_call_while_the_keeper_ends_is_told_to_come_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can tell then whether the sandbox is there, so that the session neither ends nor is used."""
+    await run_cmd(rig)
+    [before] = await live(rig)
+
+    async def cut_off(_: str) -> Any:
+        raise SandboxCutOff("the keeper is just ending")
+
+    with monkeypatch.context() as dying:
+        dying.setattr(rig.backend, "attach", cut_off)
+        with pytest.raises(Busy, match="session 'work' is busy; come again later") as busy:
+            await run_cmd(rig)
+        assert busy.value.retry_after_ms >= 250
+        await rig.app.sessions.reap()
+    [session] = await live(rig)
+    assert (session.session_id, session.call, session.state) == (before.session_id, None, SessionState.READY)
+    assert (await run_cmd(rig, wait_ms=0))["status"] == "succeeded"
+    [session] = await live(rig)
+    assert (session.session_id, session.runs, len(rig.backend.held)) == (before.session_id, 2, 1)
 
 
 async def test_ending_a_session_cancels_its_call(rig: Rig) -> None:
