@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import click
 
-from bench import catalogue, commands, network, readers, schemas, streams, tasks
+from bench import catalogue, commands, network, readers, schemas, services, streams, tasks
 from bench.peers import BUBBLEWRAP, open_peers
 from bench.report import WholeReport
 from skillyard.bench.main import Say, measure, show
@@ -32,7 +32,7 @@ def bench(quick: bool, ready: int | None, output: Path | None, as_json: bool) ->
 
     What `skillyard bench` measures, beside bubblewrap, sandlock, srt and docker where they are installed; then bytes
     and connections through the gate, a catalogue of many skills, schemas that do not end, shell commands
-    and tasks, and the start of commands.
+    and tasks, ports of services, and the start of commands.
     All is held against the project's budget. Works in a directory of its own.
     """
 
@@ -67,11 +67,15 @@ async def _measure(home: Path, plan: Plan, say: Say, *, quick: bool) -> WholeRep
     worked, idle = await _tried(
         "tasks", "shell commands and tasks", asyncio.to_thread(lambda: tasks.measure(home / "tasks", quick=quick))
     )
+    say("ports of services")
+    served, closed_ports = await _tried(
+        "services", "ports of services", asyncio.to_thread(lambda: services.measure(home / "services", quick=quick))
+    )
     say("commands")
     starts = await asyncio.to_thread(_commands, home / "commands", 3 if quick else 9)
-    runs.skipped += [*closed, *unread, *unchecked, *unmoved, *idle]
+    runs.skipped += [*closed, *unread, *unchecked, *unmoved, *idle, *closed_ports]
     runs.bases = {**BASES, "vs_bubblewrap": BUBBLEWRAP}
-    return WholeReport(runs, starts, ways, shelf, checked, reading, moved, worked)
+    return WholeReport(runs, starts, ways, shelf, checked, reading, moved, worked, served)
 
 
 async def _tried(name: str, title: str, measuring: Awaitable[T]) -> tuple[T | None, list[Skipped]]:

@@ -14,6 +14,7 @@ from bench.catalogue import Shelf
 from bench.network import Ways
 from bench.readers import Reading
 from bench.schemas import Checked
+from bench.services import Served
 from bench.streams import Streams
 from bench.tasks import Work
 from skillyard.bench.report import MIB, Report, plain_table, show, shown_ms, shown_ratio
@@ -34,6 +35,7 @@ class WholeReport:
     reading: Reading | None = None
     streams: Streams | None = None
     work: Work | None = None
+    served: Served | None = None
 
     def budget(self) -> list[Line]:
         runs = self.runs
@@ -58,6 +60,7 @@ class WholeReport:
             "schemas": self.schemas.as_dict() if self.schemas else None,
             "reading": self.reading.as_dict() if self.reading else None,
             "streams": self.streams.as_dict() if self.streams else None,
+            "services": self.served.as_dict() if self.served else None,
             "commands_and_tasks": self.work.as_dict() if self.work else None,
             "startup": list(self._starts()),
             "budget": [line.as_dict() for line in self.budget()],
@@ -82,6 +85,8 @@ class WholeReport:
             yield "Bytes of a running sandbox", _titled(self.streams.rows())
         if self.work is not None:
             yield "Shell commands and tasks", _titled(self.work.rows())
+        if self.served is not None:
+            yield "Ports of services", _titled(self.served.rows())
         starts = plain_table("command", "p50 ms")
         for one in self._starts():
             starts.add_row(one["title"], f"{one['p50_ms']:.0f}")

@@ -55,6 +55,12 @@ class ServiceSettings(Section):
     places_each: int = Field(default=8, ge=1, description="Services of one principal at a time.")
     connections: int = Field(default=400, ge=1, description="Most connections to services at once.")
     connections_each: int = Field(default=64, ge=1, description="Most connections to one service at once.")
+    idle_connections: int = Field(
+        default=64,
+        ge=0,
+        description="Most connections into sandboxes that are kept for the next request after an answer; with 0 each"
+        " request has one of its own.",
+    )
     answer_s: float = Field(default=120.0, gt=0, description="Longest wait for the beginning of an answer.")
     idle_s: float = Field(
         default=600.0, gt=0, description="Time without any byte after which an answer or a websocket is ended."

@@ -110,6 +110,18 @@ def hostile(sock: socket.socket) -> None:
                 pass
 
 
+def last(sock: socket.socket) -> None:
+    """Answers when the other side has said all, and not before."""
+    while True:
+        peer, _ = sock.accept()
+        with peer:
+            count = 0
+            while data := peer.recv(65536):
+                count += len(data)
+            peer.sendall(b"%d bytes" % count)
+
+
+threading.Thread(target=last, args=(socket.create_server(("127.0.0.1", 8003)),), daemon=True).start()
 threading.Thread(target=hostile, args=(socket.create_server(("127.0.0.1", 8001)),), daemon=True).start()
 threading.Thread(target=ThreadingHTTPServer(("127.0.0.1", 8002), App).serve_forever, daemon=True).start()
 server = ThreadingHTTPServer(("127.0.0.1", 8000), App)

@@ -29,8 +29,8 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
 class Door:
     """``skillyard service open --loopback`` at work."""
 
-    def __init__(self, yard: Yard, task_id: str, *options: str) -> None:
-        argv = [sys.executable, "-m", "skillyard", "service", "open", task_id, "8000", "--loopback", *options]
+    def __init__(self, yard: Yard, task_id: str, *options: str, port: int = 8000) -> None:
+        argv = [sys.executable, "-m", "skillyard", "service", "open", task_id, str(port), "--loopback", *options]
         data = ["--data-dir", str(yard.server.data_dir)]
         self.process = subprocess.Popen([*argv, *data], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
@@ -69,6 +69,28 @@ def test_a_port_on_loopback_is_the_services_port(door: Door) -> None:
         assert sock.recv(65536)
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.2", door.port), PATIENCE_S)
+
+
+def test_a_program_that_has_said_all_gets_the_rest(yard: Yard) -> None:
+    with Door(yard, yard.task_id, port=8003) as last:
+        with socket.create_connection(("127.0.0.1", last.port), PATIENCE_S) as sock:
+            sock.sendall(b"\x00" * 300_000)
+            sock.shutdown(socket.SHUT_WR)
+            said = b"".join(iter(lambda: sock.recv(65536), b""))
+        assert said == b"300000 bytes"
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this host has no IPv6")
+def test_an_ipv6_socket_of_the_same_user_gets_in(door: Door) -> None:
+    try:
+        sock = socket.socket(socket.AF_INET6)
+    except OSError as error:
+        pytest.skip(f"this host has no IPv6: {error}")
+    with sock:
+        sock.settimeout(PATIENCE_S)
+        sock.connect(("::ffff:127.0.0.1", door.port))
+        sock.sendall(f"GET / HTTP/1.1\r\nhost: 127.0.0.1:{door.port}\r\n\r\n".encode())
+        assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
 def test_pages_of_other_sites_do_not_get_through_loopback(door: Door) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -39,7 +40,7 @@ class Yard:
             client.publish_skill(io.BytesIO(tar(skill_files("acme.words.say"))))
             wanted: dict[str, Any] = {
                 "skill_name": "acme.words.say", "command": PROGRAM, "language": "python",
-                "expose_ports": [8000, 8001], "ready_pattern": "^serving", "limits": {"memory_mb": 128}, **asked,
+                "expose_ports": [8000, 8001, 8003], "ready_pattern": "^serving", "limits": {"memory_mb": 128}, **asked,
             }  # fmt: skip
             self.started = client.run_service(**wanted)
         self.task_id = self.started["task_id"]
@@ -66,6 +67,12 @@ class Yard:
     def get(self, path: str, port: int = 8000, **more: Any) -> httpx2.Response:
         headers = {**self.auth, **more.pop("headers", {})}
         return httpx2.get(self.url(path, port), headers=headers, timeout=PATIENCE_S, **more)
+
+    def head(self, path: str) -> httpx2.Response:
+        return httpx2.head(self.url(path), headers=self.auth, timeout=PATIENCE_S)
+
+    def post(self, path: str, content: bytes = b"") -> httpx2.Response:
+        return httpx2.post(self.url(path), headers=self.auth, content=content, timeout=PATIENCE_S)
 
     @property
     def host(self) -> str:
@@ -215,6 +222,7 @@ def test_a_stream_that_never_ends_ends_with_its_caller(yard: Yard) -> None:
         "/two-lengths",
         "/switch",
         "/interim",
+        "/injected",
         "/not-http",
         "/nothing",
         "/status",
@@ -330,9 +338,17 @@ def test_by_name_cookies_are_of_that_host_and_never_ours(yard: Yard) -> None:
         assert "set-cookie" not in yard.by_name(f"/cookies?{quote(bad)}", cookie=cookie).headers
 
 
-def switched(yard: Yard, path: str, head: str) -> tuple[socket.socket, bytes]:
+OFFER = f"upgrade: websocket\r\nconnection: Upgrade\r\nsec-websocket-version: 13\r\nsec-websocket-key: {KEY}\r\n"
+
+
+def opened(yard: Yard, path: str, head: str, offer: str = OFFER) -> socket.socket:
+    sock, said = switched(yard, path, head, offer)
+    assert said[9:12] in (b"101", b"200"), said
+    return sock
+
+
+def switched(yard: Yard, path: str, head: str, offer: str = OFFER) -> tuple[socket.socket, bytes]:
     sock = socket.create_connection(("127.0.0.1", urlsplit(yard.server.url).port or 0), PATIENCE_S)
-    offer = f"upgrade: websocket\r\nconnection: Upgrade\r\nsec-websocket-version: 13\r\nsec-websocket-key: {KEY}\r\n"
     sock.sendall(f"GET {path} HTTP/1.1\r\n{head}{offer}\r\n".encode())
     said = b""
     while b"\r\n\r\n" not in said and (data := sock.recv(65536)):
@@ -373,14 +389,27 @@ def test_a_websocket_of_another_origin_or_that_the_service_forges_is_refused(yar
 
 
 def test_a_revoked_token_takes_its_cookies_along(yard: Yard) -> None:
-    """The cookie is that of the owner here, so another server has it."""
+    """The cookie is that of the owner here, so another server has it. What goes on is ended within seconds."""
     assert yard.by_name("/", cookie=yard.cookie()).status_code == 200
     with Server(yard.server.data_dir.parent / "other") as server:
         other = Yard(server)
         cookie = other.cookie()
+        by_path = f"host: {urlsplit(server.url).netloc}\r\nauthorization: Bearer {server.token}\r\n"
+        by_name = f"host: {other.host}\r\ncookie: {cookie}\r\norigin: http://{other.host}\r\n"
+        ask = "connection: Upgrade\r\nupgrade: skillyard-tcp\r\n"
+        goes_on = [
+            opened(other, f"/services/{other.task_id}/8000/ws", by_path),
+            opened(other, "/ws", by_name),
+            opened(other, f"/services/{other.task_id}/8000/", by_path + ask, offer=""),
+            opened(other, "/stream", by_name, offer=""),
+        ]
         argv = [sys.executable, "-m", "skillyard", "token", "revoke", "owner", "--data-dir", str(server.data_dir)]
         assert subprocess.run(argv, capture_output=True, timeout=60).returncode == 0
         assert other.by_name("/", cookie=cookie).status_code == 401
+        for sock in goes_on:
+            with sock, suppress(ConnectionError):
+                while sock.recv(65536):
+                    continue
 
 
 def test_ports_answer_again_after_the_death_of_the_server(tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 
 from skillyard.config.services import ServiceSettings
-from skillyard.domain.errors import Busy, InvalidInput, SandboxGone, shown
+from skillyard.domain.errors import Busy, InvalidInput, SandboxGone, TaskNotFound, shown
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.work.record import RunRecord
 from skillyard.engine.runs.active import ActiveRuns
+from skillyard.engine.services.idle import Connection, IdleStreams, Port
 from skillyard.engine.shares import Budget
+from skillyard.engine.tasks import Tasks
 from skillyard.ports.sandbox import ByteStream, Forwarding
 
 TOOL = "skills.run_service"
@@ -31,9 +34,10 @@ Owned = Callable[[Principal, str], Awaitable[RunRecord]]
 class PortAccess:
     """Connects to ports of services. The settings bound the connections of each, and of all."""
 
-    def __init__(self, owned: Owned, active: ActiveRuns, settings: ServiceSettings) -> None:
+    def __init__(self, owned: Owned, active: ActiveRuns, tasks: Tasks, settings: ServiceSettings) -> None:
         self._owned = owned
         self._active = active
+        self.idle = IdleStreams(tasks, settings.idle_connections)
         each, most = settings.connections_each, settings.connections
         self._of_service = Budget(most, each, "the service has too many connections; come again later")
         self._of_project = Budget(most, max(each, most // 2), "there are too many connections to services at once")
@@ -46,6 +50,8 @@ class PortAccess:
         principal.require_tool(TOOL)
         principal.require(Scope.RUN_CODE)
         record = await self._owned(principal, task_id)
+        if record.skill is not None and not principal.may_use(record.skill):
+            raise TaskNotFound("task_id", f"no task '{task_id}'", task_id=task_id)
         if record.service is None or port not in record.service["ports"]:
             raise InvalidInput("port", "must be one that the service exposes (expose_ports)", shown(port))
         if not record.status.live:
@@ -53,17 +59,24 @@ class PortAccess:
         return record
 
     @asynccontextmanager
-    async def connect(self, principal: Principal, task_id: str, port: int) -> AsyncIterator[ByteStream]:
-        """Connects to a port for the block. Raises what :meth:`check` raises, NotListening, Busy."""
+    async def connect(
+        self, principal: Principal, task_id: str, port: int, *, again: bool = False
+    ) -> AsyncIterator[Connection]:
+        """Connects to a port for the block. Raises what :meth:`check` raises, NotListening, Busy.
+
+        ``again`` tells a request that may be sent twice: a connection that was kept may end before it is answered.
+        """
         record = await self.check(principal, task_id, port)
         with ExitStack() as held:
             held.enter_context(self._of_service.holding(task_id))
             held.enter_context(self._of_project.holding(record.project))
-            stream = await self._forwarded(task_id, port)
+            where, dial = Port(task_id, port, principal.name), partial(self._forwarded, task_id, port)
+            kept = self.idle.take(where) if again else None
+            connection = Connection(self.idle, where, dial, kept or await dial(), used=kept is not None)
             try:
-                yield stream
+                yield connection
             finally:
-                await stream.close()
+                await connection.leave()
 
     async def _forwarded(self, task_id: str, port: int) -> ByteStream:
         active = self._active.get(task_id)

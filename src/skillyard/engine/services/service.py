@@ -18,6 +18,7 @@ from skillyard.engine.runs.service import RunService
 from skillyard.engine.services.access import PortAccess
 from skillyard.engine.services.names import TICKET, Endpoints
 from skillyard.engine.services.tickets import TICKET_S, Tickets
+from skillyard.engine.tasks import Tasks
 from skillyard.ports.clock import Clock
 
 Params = Mapping[str, Any]
@@ -32,6 +33,7 @@ class ServiceRuns:
         runs: RunService,
         tasks: TaskService,
         active: ActiveRuns,
+        background: Tasks,
         endpoints: Endpoints,
         clock: Clock,
         settings: ServiceSettings,
@@ -42,7 +44,7 @@ class ServiceRuns:
         self._clock = clock
         self._longest_s = longest_s
         self.endpoints = endpoints
-        self.access = PortAccess(tasks.owned, active, settings)
+        self.access = PortAccess(tasks.at_work, active, background, settings)
         self.tickets = Tickets(clock, settings)
 
     async def start(self, principal: Principal, params: Params) -> dict[str, Any]:

@@ -32,13 +32,17 @@ HOST = "127.0.0.1"
 MOST = 64
 """Connections at once; one more is closed at once."""
 _TABLE = Path("/proc/net/tcp")
-_ESTABLISHED = "01"
+_TABLE_6 = Path("/proc/net/tcp6")
+_MAPPED = "".join(f"{int.from_bytes(part, sys.byteorder):08X}" for part in (bytes(4), bytes(4), b"\0\0\xff\xff"))
+"""The beginning of an IPv4 address as an IPv6 socket has it (RFC 4291 §2.5.5.2)."""
+_STANDING = ("01", "04", "05")
+"""Connections that stand, also those whose program has ended its own direction."""
 _TUNNEL = "skillyard-tcp"
 _PIECE = 65536
 _MOST_HEAD = 64 * 1024
 _CONNECT_S, _HEAD_S = 30.0, 30.0
 _AFTER_END_S = 5.0
-"""How long an answer is waited for when the program has said all: its end cannot be passed on alone."""
+"""How long an answer is waited for when the program has said all, and its end is not passed on alone."""
 _AGAIN_S = 1.0
 _WATCH_S = 20
 _LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [^\r\n]* HTTP/1\.[0-9]\r?\n")
@@ -132,10 +136,8 @@ class Loopback:
 
     def _is_ours(self, peer: tuple[str, int]) -> bool:
         """Returns whether the socket at the other end is of our user. One that is closed already is nobody's."""
-        wanted = [_hex(*peer), _hex(HOST, self._listens_on), _ESTABLISHED]
-        with _TABLE.open(encoding="ascii") as table:
-            rows = (line.split() for line in table)
-            return any(row[1:4] == wanted and row[7] == str(os.getuid()) for row in rows)
+        ends = [_hex(*peer), _hex(HOST, self._listens_on)]
+        return _holds(_TABLE, ends) or _holds(_TABLE_6, [_MAPPED + end for end in ends])
 
     async def _tunnelled(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await self._opened()
@@ -144,7 +146,14 @@ class Loopback:
         try:
             await asyncio.wait((back, forth), return_when=asyncio.FIRST_COMPLETED)
             if forth.done() and not forth.exception():
-                await asyncio.wait((back,), timeout=_AFTER_END_S)
+                halves = not forth.result() and far_writer.can_write_eof()
+                if halves:
+                    far_writer.write_eof()
+                await asyncio.wait((back,), timeout=None if halves else _AFTER_END_S)
+            elif back.done() and not back.exception() and not forth.done():
+                if writer.can_write_eof():
+                    writer.write_eof()
+                await asyncio.wait((forth,), timeout=_AFTER_END_S)
         finally:
             for task in (back, forth):
                 task.cancel()
@@ -180,15 +189,16 @@ class Loopback:
 
     async def _forth(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, far: asyncio.StreamWriter
-    ) -> None:
-        """Passes on what a program says, judged where it is HTTP."""
+    ) -> bool:
+        """Passes on what a program says, judged where it is HTTP, and returns whether it is."""
         try:
             first = await _first(reader)
             if not _LINE.match(first):
                 far.write(first)
                 await _copied(reader, far)
-                return
+                return False
             await self._one_request(first, reader, far)
+            return True
         except _Refused as refused:
             said = f"{refused}\n".encode()
             head = f"HTTP/1.1 403 Forbidden\r\ncontent-type: text/plain\r\ncontent-length: {len(said)}\r\n"
@@ -266,6 +276,16 @@ async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     while data := await reader.read(_PIECE):
         writer.write(data)
         await writer.drain()
+
+
+def _holds(table: Path, ends: list[str]) -> bool:
+    """Returns whether a connection of our user between these ends is in the table."""
+    try:
+        rows = [line.split() for line in table.read_text("ascii").splitlines()]
+    except FileNotFoundError:  # a kernel without IPv6
+        return False
+    ours = [row for row in rows if row[1:3] == ends and row[3] in _STANDING and row[7] == str(os.getuid())]
+    return any(row[9] != "0" for row in ours)  # one that its program has closed is shown as root's
 
 
 def _hex(address: str, port: int) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
@@ -14,6 +14,7 @@ from skillyard.config.services import ServiceSettings
 from skillyard.domain.errors import Forbidden, InvalidInput, Unauthenticated
 from skillyard.domain.principal import Principal
 from skillyard.engine.services.access import NotListening, PortAccess
+from skillyard.engine.services.idle import Connection
 from skillyard.engine.services.names import TICKET, path_of
 from skillyard.engine.services.tickets import Tickets
 from skillyard.faces.http.errors import BadRequest, MethodNotAllowed, Misdirected, NotFound, Unavailable
@@ -23,11 +24,8 @@ from skillyard.faces.http.replies import SECURITY_HEADERS, end
 from skillyard.faces.http.services.exchange import Bounds, Exchange
 from skillyard.faces.http.services.fields import ByHost, ByPath
 from skillyard.faces.http.services.places import Place, by_host, by_path, name_pattern
+from skillyard.faces.http.services.revocation import Revocation, Still
 from skillyard.faces.http.services.switching import TUNNELLED, check_offer, check_tunnel, relay
-from skillyard.ports.sandbox import ByteStream
-
-Still = Callable[[str], Awaitable[Principal | None]]
-"""Returns the principal of a name while one of its tokens is good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +47,7 @@ class ServicePorts:
 
     def __init__(self, face: ServiceFace) -> None:
         self._access = face.access
+        self._revocation = Revocation(face.still)
         settings = face.settings
         self._bounds = Bounds(settings.answer_s, settings.idle_s, settings.body_bytes)
 
@@ -57,27 +56,55 @@ class ServicePorts:
     ) -> None:
         target = place.target + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         request = _request(scope, target, rules)
-        async with self._connected(principal, place) as stream:
-            exchange = Exchange(stream, request, lambda fields: rules.answer(fields, target), self._bounds)
-            switched = await exchange.run(receive, send)
-            if switched is not None:
-                await relay(scope, stream, switched, self._bounds.idle_s)
+        async with self._connected(principal, place, again=_may_be_sent_twice(request)) as connection:
+            if not connection.may_be_kept:
+                request = _closing(request)
+            exchange = Exchange(connection, request, lambda fields: rules.answer(fields, target), self._bounds)
+            switched = None
+            try:
+                async with self._revocation.while_good(principal):
+                    switched = await exchange.run(receive, send)
+                    if switched is not None:
+                        await relay(scope, connection.stream, switched, self._bounds.idle_s)
+            except TimeoutError:
+                if switched is None:
+                    raise exchange.broken(Unauthenticated("the token was revoked", presented=True)) from None
 
     async def tunnel(self, scope: Scope, principal: Principal, place: Place) -> None:
         """Passes bytes as they are between the caller and the port. Raises NotFound, Unavailable."""
-        async with self._connected(principal, place) as stream:
-            await relay(scope, stream, TUNNELLED, self._bounds.idle_s)
+        async with self._connected(principal, place) as connection:
+            with suppress(TimeoutError):
+                async with self._revocation.while_good(principal):
+                    await relay(scope, connection.stream, TUNNELLED, self._bounds.idle_s, halves=True)
 
     @asynccontextmanager
-    async def _connected(self, principal: Principal, place: Place) -> AsyncIterator[ByteStream]:
+    async def _connected(self, principal: Principal, place: Place, *, again: bool = False) -> AsyncIterator[Connection]:
         async with AsyncExitStack() as stack:
             try:
-                stream = await stack.enter_async_context(self._access().connect(principal, place.task_id, place.port))
+                connecting = self._access().connect(principal, place.task_id, place.port, again=again)
+                connection = await stack.enter_async_context(connecting)
             except NotListening as error:
                 raise Unavailable(error.message, error.retry_after_ms) from None
             except InvalidInput as error:  # neither the service nor the port is told apart from what is not there
                 raise NotFound(error.message) from None
-            yield stream
+            yield connection
+
+
+def _may_be_sent_twice(request: h11.Request) -> bool:
+    """Returns whether a request changes nothing and may be repeated (RFC 9110 §9.2.2)."""
+    names = {name for name, _ in request.headers}
+    return request.method in (b"GET", b"HEAD", b"OPTIONS") and not names & _ALONE
+
+
+_ALONE = {b"content-length", b"transfer-encoding", b"upgrade"}
+
+
+def _closing(request: h11.Request) -> h11.Request:
+    """Returns the request as one that is the last of its connection."""
+    if any(name == b"connection" for name, _ in request.headers):
+        return request
+    fields = [*request.headers, (b"connection", b"close")]
+    return h11.Request(method=request.method, target=request.target, headers=fields)
 
 
 def _request(scope: Scope, target: bytes, rules: ByPath | ByHost) -> h11.Request:
@@ -91,7 +118,7 @@ def _request(scope: Scope, target: bytes, rules: ByPath | ByHost) -> h11.Request
     if len({value for _, value in framing}) > 1:
         raise BadRequest("Content-Length: came more than once")
     fields += framing[:1]
-    fields += [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")] if offers else [(b"connection", b"close")]
+    fields += [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")] if offers else []
     try:
         return h11.Request(method=method, target=target, headers=fields)
     except h11.LocalProtocolError as error:

@@ -76,20 +76,29 @@ def _is_key(value: bytes) -> bool:
         return False
 
 
-async def relay(scope: Scope, stream: ByteStream, switched: Switched, idle_s: float) -> None:
-    """Passes bytes both ways until one side ends or both are silent for ``idle_s``."""
+async def relay(scope: Scope, stream: ByteStream, switched: Switched, idle_s: float, *, halves: bool = False) -> None:
+    """Passes bytes both ways until one side ends or both are silent for ``idle_s``.
+
+    With ``halves`` the end of one direction is passed on, and the other one goes on.
+    """
     client: Stream = scope["extensions"][SWITCH](switched.fields)
     scope[STATUS] = 101
     loop = asyncio.get_running_loop()
     touched = 0.0
 
-    async def copy(read: Callable[[int], Awaitable[bytes]], write: Callable[[bytes], Awaitable[None]]) -> None:
+    async def copy(
+        read: Callable[[int], Awaitable[bytes]],
+        write: Callable[[bytes], Awaitable[None]],
+        end: Callable[[], Awaitable[None]],
+    ) -> None:
         nonlocal touched
         while data := await read(_PIECE):
             await write(data)
             if loop.time() - touched > _TOUCH_S:
                 touched = loop.time()
                 deadline.reschedule(touched + idle_s)
+        if halves:
+            await end()
 
     both: list[asyncio.Task[None]] = []
     try:
@@ -97,10 +106,10 @@ async def relay(scope: Scope, stream: ByteStream, switched: Switched, idle_s: fl
             if switched.first:
                 await client.write(switched.first)
             both = [
-                asyncio.create_task(copy(client.read, stream.write)),
-                asyncio.create_task(copy(stream.read, client.write)),
+                asyncio.create_task(copy(client.read, stream.write, stream.end)),
+                asyncio.create_task(copy(stream.read, client.write, client.end)),
             ]
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION if halves else asyncio.FIRST_COMPLETED)
     except (TimeoutError, SandboxGone, ConnectionError):
         return
     finally:
