@@ -48,7 +48,7 @@ class ProfileLimits(Section):
 
 
 class ProfileQuotas(Section):
-    """The most that one token of the profile may have at once, below the bounds of the server."""
+    """The most that one token of the profile may have or call, below the server's bounds."""
 
     model_config = ConfigDict(title="profiles.quotas")
 
@@ -58,6 +58,18 @@ class ProfileQuotas(Section):
         description="Tasks of one token that have not ended, among them steps of jobs; and as many services.",
     )
     jobs: int | None = Field(default=None, ge=0, description="Jobs of one token that have not ended.")
+    sessions: int | None = Field(
+        default=None, ge=0, description="Live sessions that one token made, below `sessions.most_each`."
+    )
+    calls: int | None = Field(
+        default=None,
+        ge=1,
+        description="Calls of methods by one token within `calls_window_s`. Those beyond it are refused with Busy and "
+        "`retry_after_ms`, and do not count. The server counts in memory, and anew after a restart.",
+    )
+    calls_window_s: float = Field(
+        default=60.0, gt=0, le=86_400, description="Seconds for which `calls` counts, from a token's first call on."
+    )
 
 
 class ProfileSettings(Section):

@@ -32,7 +32,13 @@ allowed_tools:
 """
 ALL_SCOPES = "discover,execute,run_code,blobs,publish,admin"
 PUBLISHER = ("--scopes", "discover,execute,blobs,publish", "--project", "crm")
+COUNTED = """[profiles.counted]
+allowed_tools = ["*"]
+quotas = {calls = 2, calls_window_s = 3600}
+"""
 TOKENS = {
+    "counted": ("--scopes", ALL_SCOPES, "--profile", "counted"),
+    "beside": ("--scopes", ALL_SCOPES, "--profile", "counted"),
     "ann": PUBLISHER,
     "adam": (*PUBLISHER, "--agent", "crawler", "--agents", "crawler-*"),
     "eve": ("--scopes", "discover,execute,publish", "--project", "hr"),
@@ -46,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     home = tmp_path_factory.mktemp("profiles")
     (home / "data").mkdir()
     (home / "agent.yaml").write_text(AGENT_YAML)
-    (home / "data" / "config.toml").write_text(f'[profiles.orchestrator]\nfile = "{home}/agent.yaml"\n')
+    (home / "data" / "config.toml").write_text(f'[profiles.orchestrator]\nfile = "{home}/agent.yaml"\n{COUNTED}')
     with Server(home / "data") as server:
         yield server
 
@@ -99,6 +105,20 @@ def test_no_face_gives_what_a_profile_leaves_out(server: Server, ann: SyncClient
     ]
     batch = httpx2.post(f"{server.url}/rpc", json=body, headers=headers).json()
     assert [answer["error"]["data"]["tool"] for answer in batch] == ["runs.list", "skills.list"]
+
+
+def test_calls_beyond_a_quota_are_told_when_to_come_again(server: Server, tokens: dict[str, str]) -> None:
+    headers = {"authorization": f"Bearer {tokens['counted']}"}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "runs.list", "params": {}}
+    answers = [httpx2.post(f"{server.url}/rpc", json=body, headers=headers) for _ in range(4)]
+    assert ["result" in answer.json() for answer in answers] == [True, True, False, False]
+    error = answers[-1].json()["error"]
+    assert (answers[-1].status_code, error["code"]) == (429, -32005)
+    assert error["data"]["limit"] == "profiles.counted.quotas.calls"
+    assert 0 < error["data"]["retry_after_ms"] <= 3_600_000
+    assert "its profile 'counted' allows no more; come again in" in error["message"]
+    with SyncClient(server.url, tokens["beside"]) as beside:
+        assert beside.call("runs.list")["runs"] == []
 
 
 def test_a_command_line_with_such_a_token_is_refused(server: Server, tokens: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skillyard.config.profiles import ProfileSettings, bound
-from skillyard.domain.errors import Forbidden, InvalidInput, QuotaExceeded, SkillNotFound
+from skillyard.domain.errors import Busy, Forbidden, InvalidInput, QuotaExceeded, SkillNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import SkillKind
 from skillyard.engine.table import METHODS, invoke
@@ -172,6 +172,35 @@ async def test_the_default_time_of_a_command_comes_down_to_that_of_a_profile(rig
     assert (await called(rig, ANN, method, **given))["limits"]["timeout_ms"] == 5000
     with pytest.raises(InvalidInput, match="timeout_sec: must be at most 5, which the profile 'bounded'"):
         await called(rig, ANN, method, **given, timeout_sec=6)
+
+
+async def test_a_quota_bounds_the_sessions_of_a_token(rig: Rig) -> None:
+    profiled(rig, allowed_tools=("skills.*",), quotas={"sessions": 2})
+    rig.skills.add(a_skill("acme.notes", kind=SkillKind.INSTRUCTION))
+    rig.backend.script = playing(result({"exit_code": 0}))
+    asked: dict[str, Any] = {"skill_name": "acme.notes", "command": "ls"}
+    bob = Principal("bob", frozenset(Scope) - {Scope.ADMIN}, profile="bounded")
+    for alias in ("a", "b", "a"):
+        assert (await called(rig, ANN, "skills.run_cmd", **asked, session_id=alias))["status"] == "succeeded"
+    with pytest.raises(QuotaExceeded, match=r"has 2 sessions .* profile 'bounded' allows 2; end one with") as refused:
+        await called(rig, ANN, "skills.run_cmd", **asked, session_id="c")
+    assert refused.value.details["limit"] == "profiles.bounded.quotas.sessions"
+    assert (await called(rig, bob, "skills.run_cmd", **asked, session_id="c"))["status"] == "succeeded"
+    await called(rig, ANN, "skills.end_session", session_id="a")
+    assert (await called(rig, ANN, "skills.run_cmd", **asked, session_id="d"))["status"] == "succeeded"
+
+
+async def test_a_quota_bounds_the_calls_of_a_token(rig: Rig) -> None:
+    profiled(rig, allowed_tools=("list_skills",), quotas={"calls": 2, "calls_window_s": 30})
+    for _ in range(2):
+        await called(rig, ANN, "list_skills")
+    with pytest.raises(Forbidden):  # it is not one of its tools, and counts for nothing
+        await called(rig, ANN, "skills.list")
+    with pytest.raises(Busy, match=r"profile 'bounded' .* profiles\.bounded\.quotas\.calls") as refused:
+        await called(rig, ANN, "list_skills")
+    await called(rig, ROOT, "list_skills")
+    rig.clock.time += refused.value.retry_after_ms / 1000
+    await called(rig, ANN, "list_skills")
 
 
 async def test_quotas_bound_the_tasks_and_jobs_of_a_token(rig: Rig) -> None:
