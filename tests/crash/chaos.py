@@ -197,10 +197,14 @@ class Chaos:
             params = {"limit": 500, "cursor": cursor}
             answer = await http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": "runs.list", "params": params})
             page = answer.json()["result"]
+            # Jobs start their next steps meanwhile, which are detached runs too.
+            resumed |= await asyncio.to_thread(detached, self.data_dir)
             for record in page["runs"]:
                 known = known or record["run_id"] in self._seen
-                if record["status"] not in ENDED and record["run_id"] in resumed:
+                if record["status"] not in ENDED:
                     self._live.add(record["run_id"])
+                    if record["run_id"] not in resumed:
+                        self.ledger.check_record(await _told(http, "runs.show", run_id=record["run_id"]))
                     continue
                 self.ledger.check_record(record)
                 if self._seen.setdefault(record["run_id"], record) != record:

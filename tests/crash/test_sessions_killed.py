@@ -80,3 +80,27 @@ def test_a_killed_keeper_ends_its_sessions_as_lost(tmp_path: Path) -> None:
         new, old = client.sessions(ended=True)["sessions"]
         assert (old["state"], old["ended_by"], new["state"]) == ("ended", "lost", "ready")
         client.end_session("a")
+
+
+def test_names_of_cells_outlive_their_server(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    footprint = Footprint(data_dir)
+    with Server(data_dir) as first, ThreadPoolExecutor(1) as pool:
+        with first.client() as client:
+            for alias in ("a", "b"):
+                made = client.run_code(f"import time\nname = {alias!r}", session_id=alias, limits=SMALL)
+                assert made["interpreter"]["state"] == "started", dict(made)
+        calls = first.client()
+        call = pool.submit(calls.run_code, "while True: time.sleep(0.01)", session_id="b", limits=SMALL)
+        with first.client() as client:
+            until(lambda: any(row["run_id"] for row in client.sessions()["sessions"]), 60, "the cell is at work")
+        footprint.look()
+        first.kill()
+        assert call.exception(60) is not None
+    with Server(data_dir) as second, second.client() as client:
+        for alias in ("a", "b"):
+            told = client.run_code("name", session_id=alias, limits=SMALL, wait_ms=60_000)
+            assert (told.output, told["interpreter"]["state"]) == ({"result": alias}, "kept"), dict(told)
+            client.end_session(alias)
+        idle(footprint)
+    gone(footprint)

@@ -111,6 +111,14 @@ def test_commands_and_tasks_are_measured(report: dict[str, Any]) -> None:
     assert told["lacking"].keys() | told["times"].keys() >= {"bwrap bash -c true", "srt bash -c true"}
 
 
+def test_ports_of_services_are_measured(report: dict[str, Any]) -> None:
+    told = report["services"]
+    assert told["one small answer: the median adds, ms"] > 0
+    for title in ("a large answer", "a large answer in chunks", "a large request"):
+        assert told[f"{title}: of a plain connection's MiB/s"] > 0
+    assert told["times"].keys() > {"one small answer"}
+
+
 def test_waiting_and_beginning_are_measured(report: dict[str, Any]) -> None:
     assert report["idle"]["sandboxes"] == 4
     assert report["idle"]["processes"] >= 4

@@ -17,7 +17,8 @@ from skillyard.domain.work.record import Outcome, RunKind, RunRecord, RunStatus
 from skillyard.engine import observer
 from skillyard.faces.observability.logs import QUEUE, fan_out, log_event, logging_to
 from skillyard.faces.observability.metrics import Metrics
-from skillyard.faces.observability.tracing import Tracing, wanted
+from skillyard.faces.observability.tracing import Tracing
+from skillyard.faces.serve import wanted
 from tests.faces.support import ROOT
 
 RECORD = RunRecord(

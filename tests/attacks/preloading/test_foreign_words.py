@@ -12,8 +12,10 @@ from skillyard.domain.errors import SandboxFault, SandboxGone
 from skillyard.domain.sandbox.spec import Argv, Stream
 from skillyard.domain.work.record import Outcome
 from skillyard.ipc.peers import peer
+from skillyard.ports.sandbox import Sandbox
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend
+from skillyard.sandbox.native.inside.init import BROKEN_STATUS
 from skillyard.sandbox.native.launch import _connect
 from skillyard.sandbox.registry import nature
 from tests.attacks.preloading.packages import Yard
@@ -36,6 +38,20 @@ def run(self):
     return real(self)
 init.Init.run = run
 """
+
+CANNOT_START = """
+import os
+from skillyard.sandbox.native.inside import init
+real = init._arrange
+def arrange(fds):
+    here = '/workspace/broken' if os.path.isdir('/workspace') else os.environ['HOME'] + '/broken'
+    if len(fds) == 3 and os.path.exists(here):
+        os.unlink(here)
+        raise {error}
+    real(fds)
+init._arrange = arrange
+"""
+ERRORS = {"lacks_descriptors": "OSError(24, 'too many open files')", "lacks_memory": "MemoryError()"}
 
 READY = b'{"ready":true}'
 ENDED = b'{"ended":"p","status":0,"cpu":0.1,"rss":1}'
@@ -69,6 +85,8 @@ async def yard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     packages.mkdir(mode=0o755)
     for name, words in SAYINGS.items():
         (packages / f"{name}.py").write_text(SPEAKS.format(words=words))
+    for name, error in ERRORS.items():
+        (packages / f"{name}.py").write_text(CANNOT_START.format(error=error))
     backend: NativeBackend
     if request.param == "native":
         backend = NativeBackend(base / "run", NativeSettings(ready=0))
@@ -113,6 +131,30 @@ async def test_words_of_an_init_end_its_sandbox_at_most(yard: Yard, module: str)
         await attempt(yard, module, f"key{number}")
     assert await yard.evaluate("1 + 1") == 2
     assert keeper(yard) == before
+
+
+async def outcome(sandbox: Sandbox, id: str, script: str) -> tuple[int | None, str]:
+    """The exit code of a script and its output."""
+    process = await sandbox.start(Argv(("sh", "-c", script)), id=id, timeout_ms=60_000)
+    ending = await process.wait()
+    assert ending.outcome is Outcome.EXIT, ending
+    return ending.code, b"".join([piece async for piece in process.output(Stream.STDOUT)]).decode().strip()
+
+
+@pytest.mark.parametrize("module", ERRORS)
+async def test_a_child_that_cannot_be_set_up_ends_and_is_no_second_init(yard: Yard, module: str) -> None:
+    """Another program is at work, whose end would take a second init along."""
+    sandbox = await yard.backend.create(yard.spec(module), "run")
+    try:
+        other = await sandbox.start(Argv(("sleep", "600")), id="other", timeout_ms=600_000)
+        code, before = await outcome(sandbox, "before", "touch broken; set -- /proc/[0-9]*; echo $# $PPID")
+        assert code == 0
+        assert (await outcome(sandbox, "broken", "echo started"))[0] == BROKEN_STATUS
+        for number in range(8):  # each may be read by either init, where there are two
+            assert await outcome(sandbox, f"after{number}", "set -- /proc/[0-9]*; echo $# $PPID") == (0, before)
+        await other.kill("the test is over")
+    finally:
+        await yard.backend.destroy(sandbox.handle)
 
 
 NAMES_ITSELF = """

@@ -73,7 +73,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    except (FileNotFoundError, ProcessLookupError):  # it was gone before it was looked at, or while it was read
+        return "X"
 
 
 async def stopped(pool: JailedPool, kind: Kind) -> int:

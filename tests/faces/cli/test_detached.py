@@ -55,6 +55,29 @@ def test_runs_wait_ends_as_the_run_did(run: Cli, yard: YardServer) -> None:
     assert run("runs", "wait", "run_1").exit_code == 1
 
 
+@pytest.mark.parametrize(
+    ("outcome", "error", "told"),
+    [
+        (
+            "cancelled",
+            {"type": "Cancelled", "message": "the run was cancelled: enough"},
+            "the run was cancelled: enough",
+        ),
+        ("exit", {"type": "SystemExit", "message": "the command ended with 3"}, "the command ended with 3"),
+        (None, {"type": "SandboxError", "message": "no place is left"}, "no place is left"),
+        ("exit", {"type": "ValueError", "message": "no"}, "ValueError: no"),
+    ],
+)
+def test_runs_wait_tells_the_sentence_of_an_error(
+    run: Cli, yard: YardServer, outcome: str | None, error: dict[str, str], told: str
+) -> None:
+    """The type stands before it where the code raised it."""
+    summary = f"{error['type']}: {error['message']}"
+    failed = {**live("failed"), "summary": summary, "error": error, "outcome": outcome}
+    yard.methods["runs.wait"] = lambda params: {"ended": True, "run": failed}
+    assert run("runs", "wait", "run_1").stderr == f"run_1 failed: {told}\n"
+
+
 def test_runs_events_follow_to_the_end(run: Cli, yard: YardServer) -> None:
     told = [
         {"seq": 1, "at": 0.0, "kind": "queued", "data": {}},

@@ -1,4 +1,7 @@
-"""Client commands stay light: they import nothing heavy. The benchmark measures how long they take."""
+"""Client commands and servers start light: they import nothing that they may not need.
+
+The benchmark measures how long they take.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +56,19 @@ COMMANDS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def bytecode(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of bytecode, so that only the first command compiles the package."""
+    return tmp_path_factory.mktemp("pyc")
+
+
 @pytest.fixture
-def environ(yard: YardServer, tmp_path: Path) -> dict[str, str]:
+def environ(yard: YardServer, tmp_path: Path, bytecode: Path) -> dict[str, str]:
     yard.methods["runs.list"] = lambda params: {"runs": [], "next_cursor": None}
     yard.methods["execute_skill"] = lambda params: {"status": "completed", "run_id": "run_1", "summary": ""}
     named = {"SKILLYARD_URL": yard.url, "SKILLYARD_TOKEN": TOKEN, "SKILLYARD_DATA_DIR": str(tmp_path)}
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**inherited, **named, "PYTHONPYCACHEPREFIX": str(tmp_path / "pyc")}
+    return {**inherited, **named, "PYTHONPYCACHEPREFIX": str(bytecode)}
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -70,3 +79,26 @@ def test_client_commands_import_nothing_heavy(command: tuple[str, ...], environ:
     assert done.returncode == 0, done.stderr
     loaded = set(done.stderr.splitlines()[-1].split(","))
     assert {name for name in loaded if name in HEAVY} == set()
+
+
+LATER = {
+    "cryptography",  # when a secret is read
+    "httpx2",
+    "jsonschema_rs",  # in the jailed validator
+    "opentelemetry",  # when the environment names a collector
+    "rich",
+    "structlog",  # for a log that a person reads
+    "skillyard.verify",
+    "skillyard.bench",
+    "skillyard.testing",
+}
+MODULES = 740
+"""Each module costs every server's start about a millisecond."""
+
+
+def test_a_server_imports_what_it_serves_with_and_no_more() -> None:
+    code = "import sys, skillyard.faces.cli.main, skillyard.faces.serve; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    loaded = done.stdout.split()
+    assert LATER.intersection(loaded) == set()
+    assert len(loaded) <= MODULES

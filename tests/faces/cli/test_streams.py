@@ -8,7 +8,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import click
@@ -63,14 +65,27 @@ def place(yard: YardServer, tmp_path: Path) -> Path:
 
 def shell(yard: YardServer, place: Path, line: str, *args: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
     """``skillyard ARGS`` with the redirections of ``line``."""
-    environ = {
+    command = ["sh", "-c", f'exec "$@" {line}', "sh", sys.executable, "-m", "skillyard", *args]
+    return subprocess.run(command, env=environ(yard, place), cwd=place, capture_output=True, timeout=BOUND_S, **more)
+
+
+def environ(yard: YardServer, place: Path) -> dict[str, str]:
+    return {
         **{name: value for name, value in os.environ.items() if not name.startswith("SKILLYARD_")},
         "SKILLYARD_URL": yard.url,
         "SKILLYARD_TOKEN": TOKEN,
         "SKILLYARD_DATA_DIR": str(place / "data"),
     }
-    command = ["sh", "-c", f'exec "$@" {line}', "sh", sys.executable, "-m", "skillyard", *args]
-    return subprocess.run(command, env=environ, cwd=place, capture_output=True, timeout=BOUND_S, **more)
+
+
+@dataclass(frozen=True)
+class Done:
+    """The end of a command that ran in a fork."""
+
+    words: tuple[str, ...]
+    code: int
+    stdout: bytes
+    stderr: bytes
 
 
 def leaves(command: click.Command, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -84,48 +99,66 @@ def leaves(command: click.Command, words: tuple[str, ...] = ()) -> Iterator[tupl
             yield from leaves(found, (*words, name))
 
 
-EACH_HELP = """
-import importlib, json, os, pkgutil, runpy, sys
+EACH = """
+import gc, importlib, json, os, pkgutil, runpy, sys
 import skillyard.faces.cli
 for module in pkgutil.walk_packages(skillyard.faces.cli.__path__, "skillyard.faces.cli."):
     importlib.import_module(module.name)
+gc.freeze()
 for words in json.loads(sys.argv[1]):
     if not (pid := os.fork()):
-        sys.argv = ["skillyard", *words, "--help"]
+        sys.argv = ["skillyard", *words]
         runpy.run_module("skillyard", run_name="__main__")
         os._exit(99)
-    os.write(1, b"= %d\\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with open("ended", "a") as ended:
+        print(code, os.path.getsize("stdout"), os.path.getsize("stderr"), file=ended)
 """
 """Each command in a fork of one interpreter, which has the descriptors that it was started with."""
 
 
+def each(yard: YardServer, place: Path, line: str, commands: list[tuple[str, ...]]) -> Iterator[Done]:
+    """Yields the ends of ``skillyard WORDS`` for each of the commands, all with the redirections of ``line``."""
+    cwd = Path(mkdtemp(dir=place))
+    (cwd / "a.py").write_bytes((place / "a.py").read_bytes())
+    command = ["sh", "-c", f'exec "$@" {line}', "sh", sys.executable, "-c", EACH, json.dumps(commands)]
+    with (cwd / "stdout").open("wb") as stdout, (cwd / "stderr").open("wb") as stderr:
+        more: Any = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
+        subprocess.run(command, env=environ(yard, place), cwd=cwd, timeout=100, check=True, **more)
+    told = (cwd / "stdout").read_bytes(), (cwd / "stderr").read_bytes()
+    ends = [tuple(map(int, end.split())) for end in (cwd / "ended").read_text().splitlines()]
+    assert len(ends) == len(commands), told
+    for words, (_, out, err), (code, out_end, err_end) in zip(commands, [(0, 0, 0), *ends], ends, strict=False):
+        yield Done(words, code, told[0][out:out_end], told[1][err:err_end])
+
+
 @pytest.mark.parametrize("line", ["<&-", "2>&-", "<&- 2>&-"])
-def test_help_of_every_command_needs_neither_input_nor_error(line: str) -> None:
-    words = sorted(leaves(cli))
-    command = ["sh", "-c", f'exec "$@" {line}', "sh", sys.executable, "-c", EACH_HELP, json.dumps(words)]
-    done = subprocess.run(command, capture_output=True, timeout=BOUND_S, check=True)
-    assert done.stderr == b""
-    told = done.stdout.split(b"= 0\n")
-    assert len(told) == len(words) + 1
-    assert [name for name, help in zip(words, told, strict=False) if b"Usage:" not in help] == []
+def test_help_of_every_command_needs_neither_input_nor_error(yard: YardServer, place: Path, line: str) -> None:
+    for done in each(yard, place, line, [(*words, "--help") for words in sorted(leaves(cli))]):
+        assert (done.code, b"Usage:" in done.stdout, done.stderr) == (0, True, b""), done.words
 
 
-@pytest.mark.parametrize("words", WRITES, ids=" ".join)
-def test_what_cannot_be_written_is_said(yard: YardServer, place: Path, words: tuple[str, ...]) -> None:
-    closed = shell(yard, place, ">&-", *words)
-    assert (closed.returncode, b"standard output is closed" in closed.stderr) == (1, True), closed.stderr
-    full = shell(yard, place, ">/dev/full", *words, *([] if words[:2] != ("skill", "new") else ["--dir", "full"]))
-    assert (full.returncode, b"No space left" in full.stderr) == (1, True), full.stderr
-    for done in (closed, full):
+@pytest.mark.parametrize(("line", "said"), [(">&-", b"standard output is closed"), (">/dev/full", b"No space left")])
+def test_what_cannot_be_written_is_said(yard: YardServer, place: Path, line: str, said: bytes) -> None:
+    for done in each(yard, place, line, WRITES):
+        assert (done.code, said in done.stderr) == (1, True), done
         assert b"Exception ignored" not in done.stderr
         assert b"internal error" not in done.stderr
 
 
-@pytest.mark.parametrize("words", WRITES, ids=" ".join)
-def test_standard_error_is_nobodys_duty(yard: YardServer, place: Path, words: tuple[str, ...]) -> None:
-    for number, line in enumerate(("2>&-", "2>/dev/full", "<&- 2>&-")):
-        more = ["--dir", f"to{number}"] if words[:2] == ("skill", "new") else []
-        done = shell(yard, place, line, *words, *more)
+@pytest.mark.parametrize("line", ["2>&-", "2>/dev/full", "<&- 2>&-"])
+def test_standard_error_is_nobodys_duty(yard: YardServer, place: Path, line: str) -> None:
+    for done in each(yard, place, line, WRITES):
+        assert (done.code, bool(done.stdout)) == (0, True), done
+
+
+def test_a_process_of_its_own_says_what_it_cannot_write(yard: YardServer, place: Path) -> None:
+    """The forks above have imported all commands before."""
+    closed, full = (shell(yard, place, line, "runs", "list") for line in (">&-", ">/dev/full"))
+    assert (closed.returncode, b"standard output is closed" in closed.stderr) == (1, True), closed.stderr
+    assert (full.returncode, b"No space left" in full.stderr) == (1, True), full.stderr
+    for line in ("2>&-", "2>/dev/full", "<&- 2>&-"):
+        done = shell(yard, place, line, "run", "a.b")
         assert (done.returncode, bool(done.stdout)) == (0, True), line
 
 

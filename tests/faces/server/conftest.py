@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+SAME = ("test_in_line", "test_profiles", "test_publishing", "test_service_connections", "test_task_events")
+"""Modules of what a server decides before anything is started, or after it answered: once is enough."""
+
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    item.add_marker("ordinary")
+    if item.path.stem not in SAME:
+        item.add_marker("ordinary")

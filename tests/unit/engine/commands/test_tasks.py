@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.errors import Busy, Forbidden, IdempotencyConflict, InvalidInput, TaskNotFound
+from skillyard.domain.errors import Busy, Forbidden, IdempotencyConflict, InvalidInput, StoreFault, TaskNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import Needs, SecretNeed, SkillKind
 from skillyard.domain.work.record import Ending, Outcome
@@ -439,3 +439,61 @@ async def test_no_callback_where_the_operator_names_no_host(rig: Rig) -> None:
     with pytest.raises(InvalidInput, match=r"callback_url: this server tells no callbacks: commands\.callback_hosts"):
         await start(rig, callback_url="https://example.org/hook")
     assert (await rig.call("skills.tasks"))["tasks"] == []
+
+
+async def test_a_task_that_cannot_be_stored_is_not_acknowledged(rig: Rig) -> None:
+    real = rig.extra["records"]
+
+    class Full:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        async def insert(self, *_: Any) -> None:
+            raise StoreFault("the disk is full")
+
+    rig.extra["records"] = Full()
+    rig.configure()
+    with pytest.raises(StoreFault, match="the disk is full"):
+        await start(rig)
+    await idle(rig)
+    assert (rig.backend.started, list(rig.app.active)) == ([], [])
+
+
+class Counting:
+    """A store of records that counts what is asked of it."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.append(name)
+        return getattr(self._store, name)
+
+
+async def test_watchers_ask_nothing_of_the_store_while_nothing_happens(rig: Rig) -> None:
+    """Fifty of them stand still however much time goes by, and each looks once more at the end."""
+    counting = rig.extra["records"] = Counting(rig.extra["records"])
+    rig.configure(admission={"polls": 100, "polls_each": 100})
+    work = Stepping()
+    task_id = await start(rig, work)
+    await until(lambda: is_now(rig, task_id, "running"))
+    async with asyncio.timeout(30):
+        while rig.app.active[task_id].process is None:
+            await asyncio.sleep(0)
+    watching = [
+        asyncio.create_task(rig.call("skills.task_watch", task_id=task_id, dedupe_key=f"w{n}")) for n in range(50)
+    ]
+    for _ in range(200):  # all of them have begun to wait
+        await asyncio.sleep(0)
+    began = len(counting.asked)
+    for _ in range(2000):
+        rig.clock.time += 1
+        await asyncio.sleep(0)
+    assert counting.asked[began:] == []
+    work.say(None)
+    async with asyncio.timeout(60):
+        told = await asyncio.gather(*watching)
+    assert {(each["status"], each["already_running"]) for each in told} == {("succeeded", False)}
+    asked = counting.asked[began:].count("get")
+    assert 50 <= asked <= 50 * 6, asked
