@@ -143,7 +143,7 @@ def make_jailed_pool(settings: Settings) -> JailedPool:
 
 
 def make_backends(settings: Settings, run_dir: Path, plug: Plug | None = None) -> dict[str, Backend]:
-    """Returns every backend that policy may give a run, by name; ``auto`` may give any of them.
+    """Returns every backend that policy may give a run, by name; ``auto`` may give those with a rank.
 
     ``run_dir`` holds the files of running sandboxes, and ``plug`` connects their networks. The best backend with a
     network is always there: packages are built in it where the others have none. Nothing starts before it is needed.
@@ -152,7 +152,8 @@ def make_backends(settings: Settings, run_dir: Path, plug: Plug | None = None) -
     from skillyard.sandbox import registry
 
     wanted = {settings.policy.isolation, *settings.policy.isolations, registry.best_with_network()}
-    names = [name for name in registry.BACKENDS if name in wanted or AUTO in wanted]
+    by_itself = AUTO in wanted
+    names = [n for n in registry.BACKENDS if n in wanted or (by_itself and registry.nature(n).rank is not None)]
     return {name: make_backend(name, settings, run_dir, plug) for name in names}
 
 

@@ -1,4 +1,4 @@
-"""``[native]`` and ``[gvisor]``: how the backends make sandboxes."""
+"""``[native]``, ``[gvisor]`` and ``[oci]``: how the backends make sandboxes."""
 
 from __future__ import annotations
 
@@ -86,4 +86,34 @@ class GvisorSettings(Section):
         ge=0,
         le=256,
         description="Sandboxes that are made ahead for each of the shapes in use, of about 35 MiB each.",
+    )
+
+
+class OciSettings(Section):
+    """The oci backend: containers of Docker or Podman."""
+
+    model_config = ConfigDict(title="oci")
+
+    socket: str = Field(
+        default="/var/run/docker.sock",
+        description="Path of the engine's unix socket: Docker's, or that of `podman system service`.",
+    )
+    image: str = Field(
+        default="",
+        description="Image of sandboxes, by name or digest. The engine must have it, with `python3` on its `PATH`: "
+        "none is ever pulled.",
+    )
+    images: tuple[str, ...] = Field(
+        default=(), description="Further images that a run may have. Name them by digest where they must not change."
+    )
+    runtime: str = Field(
+        default="",
+        description="Runtime of containers, as the engine names it: `runc`, `crun`, `runsc`, `kata`; empty is the "
+        "engine's own choice.",
+    )
+    uid: int = Field(
+        default=65_532,
+        ge=1,
+        le=4_294_967_294,
+        description="User and group id of programs inside. Change it where the host has an account of that id.",
     )

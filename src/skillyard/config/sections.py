@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from skillyard.config.backends import GvisorSettings, NativeSettings
+from skillyard.config.backends import GvisorSettings, NativeSettings, OciSettings
 from skillyard.config.commands import CommandSettings
 from skillyard.config.limits import AdmissionSettings, LimitSettings
 from skillyard.config.network import NetworkSettings
@@ -17,6 +17,7 @@ from skillyard.config.secrets import SecretSettings
 from skillyard.config.section import MIB, Section
 from skillyard.config.services import ServiceSettings
 from skillyard.config.sessions import SessionSettings
+from skillyard.config.srt import SrtSettings
 from skillyard.config.storage import BlobSettings, OutputSettings, RecordSettings, SchemaSettings, SkillsSettings
 
 
@@ -91,6 +92,8 @@ class Sections(Section):
     schemas: SchemaSettings = SchemaSettings()
     native: NativeSettings = NativeSettings()
     gvisor: GvisorSettings = GvisorSettings()
+    oci: OciSettings = OciSettings()
+    srt: SrtSettings = SrtSettings()
     server: ServerSettings = ServerSettings()
     packages: PackagesSettings = PackagesSettings()
     profiles: Profiles = Field(default_factory=dict)

@@ -242,13 +242,13 @@ class ProtectionMissing(SkillyardError):
 
 
 class Busy(SkillyardError):
-    """Too many runs wait or work at once; the call may be repeated after ``retry_after_ms``."""
+    """There are too many runs or calls; the call may be repeated after ``retry_after_ms``."""
 
     type = "Busy"
     code = -32005
 
-    def __init__(self, message: str, retry_after_ms: int) -> None:
-        super().__init__(message, retry_after_ms=retry_after_ms)
+    def __init__(self, message: str, retry_after_ms: int, **details: Any) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms, **details)
 
     @property
     def retry_after_ms(self) -> int:

@@ -34,6 +34,7 @@ from skillyard.engine.packages.for_run import RunPackages
 from skillyard.engine.packages.service import PackageService
 from skillyard.engine.packages.steps import Steps
 from skillyard.engine.parts import Parts
+from skillyard.engine.quotas import CallQuotas
 from skillyard.engine.reaper import Ages, Kept, Reaper, environments_in_use, repeat
 from skillyard.engine.runs.active import ActiveRuns, Drain, Waiting
 from skillyard.engine.runs.detached import RENEW_S, DetachedRuns
@@ -155,6 +156,7 @@ class App:
         self.parts = Parts(parts, emit, ports.clock, self._background)
         has_gate = ports.gate is not None
         self.strict_params = self.config.strict_params
+        self.calls = CallQuotas(config.profiles, ports.clock)
         self.drain = Drain(self.active, ports.records)
         commands = CommandService(
             self.runs, self.sessions, ports.blobs, ports.records, config.commands, config.profiles
@@ -177,6 +179,7 @@ class App:
             self.runs,
             self.task_service,
             self.active,
+            self.tasks,
             endpoints,
             ports.clock,
             config.services,
@@ -270,6 +273,7 @@ class App:
         await self.runs.close(grace_s)
         await self.environments.close()
         await self.ahead.close()
+        self.services.access.idle.close()
         await self.tasks.drain()
         await self.parts.close()
         await self._background.close()
@@ -364,7 +368,9 @@ class App:
             config.sessions,
             holder,
         )
-        self.sessions = SessionService(keeping, self.lender, ports.secrets, self.active, ports.clock, emit)
+        self.sessions = SessionService(
+            keeping, self.lender, ports.secrets, self.active, ports.clock, emit, config.profiles
+        )
         self.detached = DetachedRuns(
             self.planner,
             granter,

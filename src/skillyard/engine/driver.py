@@ -213,7 +213,8 @@ class Driver:
         broken, ending = await self._to_its_ending(process)
         self._found.usage = ending.usage
         self._found.log = await self._log(process)
-        if broken is None and self._channel.final is None and ending.outcome in _LEAVES:
+        leaves = ending.outcome in _LEAVES and self._loan.interpreter is None
+        if broken is None and self._channel.final is None and leaves:
             prefix = self._target.named("left") or self._tools.ids.blob()
             self._left = Left(self._job.frames, self._target, prefix, self._job.command)
             await self._left.collect(sandbox, process.id)
@@ -340,6 +341,8 @@ class Driver:
         """No process, mount or file is left; then the record says so. Can be repeated."""
         tools, ledger = self._tools, self._ledger
         seen = await self._loan.end()
+        if self._loan.interpreter is not None:
+            final = replace(final, interpreter=self._loan.interpreter)
         if seen is not None:
             final = with_network(final, seen)
         elif final.status is RunStatus.FAILED and final.network is None:

@@ -64,6 +64,8 @@ class Loan:
         """The id of the session whose sandbox it is."""
         self.keeps = False
         """Whether its program goes on while others use the sandbox."""
+        self.interpreter: dict[str, str] | None = None
+        """The part of a cell's record about its interpreter."""
         self.enforced: dict[str, str] = {}
         self.guarantees: dict[str, Any] = {}
         self._order = order
@@ -247,9 +249,12 @@ class Lender:
         """
         self.admission.check(tenant, limits.memory_mb + limits.disk_mb, accepted=accepted)
 
-    def retake(self, tenant: str, limits: Limits) -> Place:
-        """Returns the place of a sandbox that an earlier server made, however full the host is."""
-        return self.admission.retake(tenant, limits.memory_mb + limits.disk_mb)
+    def retake(self, tenant: str, limits: Limits, *, in_session: bool) -> Place:
+        """Returns the place of a sandbox that an earlier server made, however full the host is.
+
+        The space of a session's files is counted for as long as that lives, and not for its runs.
+        """
+        return self.admission.retake(tenant, limits.memory_mb + (0 if in_session else limits.disk_mb))
 
     def give_back(self, place: Place) -> None:
         """Frees a place that was retaken."""

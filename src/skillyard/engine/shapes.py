@@ -79,6 +79,24 @@ RUN_LIMITS = shape(
 ENFORCED = table_of(
     STRING, "by protection and limit: 'kernel', 'supervised' or 'missing'; empty until a sandbox stands"
 )
+SESSION_TIMES: dict[str, Schema] = {
+    "session_id": described(STRING, "the session's alias"),
+    "expires_at": described(NUMBER_OR_NULL, "when the session ends in any case, UTC seconds; null when it has ended"),
+    "idle_at": described(NUMBER_OR_NULL, "when it ends unless it is used before; null when it has ended"),
+}
+INTERPRETER = shape(
+    "Interpreter",
+    "the Python interpreter that a cell ran in",
+    {
+        "state": {
+            "type": "string",
+            "enum": ["started", "kept", "restarted"],
+            "description": "'kept': the names of earlier cells were there; 'restarted': they were lost before it",
+        },
+        "reason": described(STRING, "why it is a new one; empty for one that is kept, and for the first"),
+        "lost": described(STRING, "why its names are lost since this cell; empty where they are there for the next"),
+    },
+)
 RUN = shape(
     "Run",
     "how one run ended, or how far a detached one is",
@@ -103,6 +121,8 @@ RUN = shape(
             "connections of the run, and bytes",
             {"allowed": INTEGER, "refused": INTEGER, "sent_bytes": INTEGER, "received_bytes": INTEGER},
         ),
+        **SESSION_TIMES,
+        "interpreter": INTERPRETER,
         "usage": USAGE,
         "limits": RUN_LIMITS,
         "least": described(STRING, "why it got the least policy: no network and no secrets that its skills declare"),
@@ -110,7 +130,7 @@ RUN = shape(
         "labels": LABELS,
     },
     optional="output output_blobs files notes logs_preview logs_blob error skill version environment outcome isolation"
-    " network usage limits least enforced labels",
+    " network session_id expires_at idle_at interpreter usage limits least enforced labels",
 )
 RUN_EVENT = shape(
     "RunEvent",
@@ -127,7 +147,7 @@ BRIEF_OR_NOT: Schema = {
     "enum": ["full", "brief"],
     "default": "full",
     "description": "'brief' leaves of a run what a model needs: run_id, status, outcome, summary, output, error,"
-    " logs_preview, output_blobs and files, as far as there is something in them",
+    " logs_preview, output_blobs, files and interpreter, as far as there is something in them",
 }
 LAYER = shape("Layer", "rules that a connection must be allowed by", {"name": STRING, "rules": STRINGS})
 _CONNECTION = shape(
@@ -203,7 +223,8 @@ _LINE: dict[str, Schema] = {
     "principal": STRING,
     "project": STRING,
     "agent": described(STRING, "the agent that a command belongs to; empty for other runs"),
-    "session": described(TEXT_OR_NULL, "the alias of the session that a command ran in"),
+    "session": described(TEXT_OR_NULL, "the alias of the session that a command or a cell ran in"),
+    "interpreter": or_null(INTERPRETER),
     "status": _STATUS,
     "detached": described(BOOLEAN, "it outlives its caller and the server"),
     "labels": LABELS,
@@ -261,8 +282,9 @@ RECORD_OR_BRIEF: Schema = {
                 "logs_preview": STRING,
                 "output_blobs": STRINGS,
                 "files": _LINE["files"],
+                "interpreter": INTERPRETER,
             },
-            optional="outcome summary output error logs_preview output_blobs files",
+            optional="outcome summary output error logs_preview output_blobs files interpreter",
         ),
     ],
     "description": "with detail 'brief' the brief one",

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from skillyard._version import __version__
 from skillyard.domain.errors import MethodNotFound
 from skillyard.domain.principal import Principal, Scope
+from skillyard.engine import quotas
 from skillyard.engine.blobs import methods as blobs
 from skillyard.engine.commands import artifacts, task_methods
 from skillyard.engine.commands import methods as command_methods
@@ -87,6 +88,7 @@ class Services(Protocol):
 
     strict_params: bool
     drain: active.Drain
+    calls: quotas.CallQuotas
     by_class: Mapping[type[Any], Any]
 
 
@@ -94,13 +96,14 @@ async def invoke(services: Services, principal: Principal, name: str, params: Ma
     """Authorises the caller, checks the parameters and calls the method.
 
     Raises MethodNotFound, Forbidden, InvalidInput, the errors that the method's row lists, and Busy for new work while
-    the server drains.
+    the server drains, and for more calls than the profile allows.
     """
     method = METHODS.get(name)
     if method is None:
         raise MethodNotFound(f"there is no method '{name[:64]}'")
     if principal.profile is not None:
         principal.require_tool(name)
+        services.calls.count(principal)
     principal.require(method.scope, method.also)
     service, strict = services.by_class[method.service], services.strict_params
     if not method.runs and not method.builds:

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.routing import Route
 
@@ -38,10 +38,12 @@ from skillyard.faces.http.services.endpoint import ServiceFace
 from skillyard.faces.http.tasks import TaskEvents
 from skillyard.faces.observability.logs import fan_out, log_event, logging_to
 from skillyard.faces.observability.metrics import Metrics
-from skillyard.faces.observability.tracing import Tracing, TracingUnavailable, exporting_provider, wanted
 from skillyard.faces.rpc.dispatcher import Dispatcher
 from skillyard.ports.tokens import TokenStore
 from skillyard.runtime import Runtime
+
+if TYPE_CHECKING:
+    from skillyard.faces.observability.tracing import Tracing
 
 logger = logging.getLogger("skillyard.server")
 _TOOLS = (*METHODS, METRICS)
@@ -242,11 +244,23 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         yield sock
 
 
+_WANTED_BY = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+
+def wanted(environ: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether the environment names a collector (OpenTelemetry's own variables)."""
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none":
+        return False
+    return any(environ.get(name) for name in _WANTED_BY)
+
+
 @contextmanager
 def _tracing() -> Iterator[Tracing | None]:
     if not wanted():
         yield None
         return
+    from skillyard.faces.observability.tracing import Tracing, TracingUnavailable, exporting_provider
+
     try:
         provider = exporting_provider()
     except TracingUnavailable as error:

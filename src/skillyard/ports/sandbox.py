@@ -154,6 +154,14 @@ class ByteStream(Protocol):
         """Writes all of it, and waits until there is room for more. Raises SandboxGone when nobody reads it."""
         ...
 
+    async def end(self) -> None:
+        """Ends the direction into the sandbox; the other one goes on. Idempotent."""
+        ...
+
+    def quiet(self) -> bool:
+        """Returns whether the connection stands, and nothing waits to be read."""
+        ...
+
     async def close(self) -> None:
         """Ends both directions. Idempotent."""
         ...

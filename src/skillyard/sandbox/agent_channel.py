@@ -132,6 +132,11 @@ class Exchange:
     def over(self) -> bool:
         return self._over is not None
 
+    @property
+    def quiet(self) -> bool:
+        """Returns whether it goes on both ways, and nothing waits to be taken."""
+        return self._over is None and not self._ended and not self._pieces
+
     def _take(self, size: int) -> None:
         self._taken += size
         if self._taken >= wire.WINDOW // 2 and self._over is None:

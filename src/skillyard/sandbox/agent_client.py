@@ -326,6 +326,7 @@ class AgentStream:
         self._exchange = exchange
         self._pieces = exchange.pieces()
         self._left = b""
+        self._ended = False
 
     async def begin(self, port: int) -> None:
         """Returns when there is a connection. Raises InvalidInput, SandboxGone."""
@@ -355,6 +356,14 @@ class AgentStream:
             raise SandboxGone("nobody reads this connection") from error
         if self._exchange.over:
             raise SandboxGone("nobody reads this connection")
+
+    async def end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._exchange.end()
+
+    def quiet(self) -> bool:
+        return not self._left and self._exchange.quiet
 
     async def close(self) -> None:
         self._exchange.give_up()

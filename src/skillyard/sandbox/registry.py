@@ -22,6 +22,8 @@ BACKENDS: dict[str, str] = {
     "native": "skillyard.sandbox.native.backend",
     "gvisor": "skillyard.sandbox.native.grounds.gvisor.backend",
     "landlock": "skillyard.sandbox.native.grounds.landlock.backend",
+    "oci": "skillyard.sandbox.oci.backend",
+    "srt": "skillyard.sandbox.srt.backend",
 }
 """The module of each backend by name, best rank first, so that few are imported."""
 

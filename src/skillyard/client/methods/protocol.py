@@ -115,10 +115,17 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, Skil
         detach: bool | None = None,
         labels: Mapping[str, str] | None = None,
         detail: Detail | None = None,
+        session_id: str | None = None,
+        wait_ms: int | None = None,
+        restart: bool | None = None,
+        agent: str | None = None,
     ) -> Run:
         """Run source text; its function ``entrypoint`` (``main``) gets ``args``. ``network``: rules that narrow what
         the operator gives to code; an empty list for no network. ``packages``: requirements such as ``numpy>=2`` that
-        the code may import, where policy admits them; a ``# /// script`` block in the code asks likewise."""
+        the code may import, where policy admits them; a ``# /// script`` block in the code asks likewise.
+        ``session_id``: the code is a cell of this session's interpreter, which keeps names; ``output["result"]`` is the
+        value of the last expression, ``output["repr"]`` its text where JSON has no form for it. ``restart``: with a new
+        interpreter. ``wait_ms``: how long to wait while another call has the session."""
         return Run.of(await self.call("run_code", given(**locals())))
 
     async def create_blob(self, content: str | bytes, kind: str) -> Json:

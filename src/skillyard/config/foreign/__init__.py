@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -65,4 +66,6 @@ def _at(values: Any, path: str) -> Any:
 def _plain(value: Any) -> Any:
     if value in ((), [], "none"):
         return None
+    if isinstance(value, Path):
+        return str(value)
     return sorted(value) if isinstance(value, list | tuple | set | frozenset) else value

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from skillyard.config.foreign import Alias, Foreign
+from skillyard.config.srt import SrtSettings
 from skillyard.domain.errors import InvalidInput, shown
 
 LOCAL, REMOTE = "local", "remote"
@@ -24,6 +25,7 @@ _LIMITS = {
     "total_output_max_bytes": "outputs_bytes",
 }
 """Limits of commands by their names there and in ``[commands]``."""
+_ROOTS = ("cache_root", "local_root")
 _SKILLS_IDLE = {
     "cache_root": "skills are kept in the data directory, below snapshots/",
     "local_root": "a run has no directory on this host; its files lie in its sandbox",
@@ -54,6 +56,32 @@ _SRT: Mapping[str, Any] = {
     },
 }
 """The names of ``[srt]``: the value that says nothing and the reason for the others, or None for what has effect."""
+_EXECUTOR = "srt"
+_NO_SOCKETS = "srt's filter refuses unix sockets, and cannot tell one path from another"
+_BELOW = "programs write below /workspace, /tmp and /dev/shm only; files that are to stay are outputs of a command"
+_OF_EXECUTOR: Mapping[str, Any] = {
+    "settings_mode": None,
+    "settings_path": None,
+    "ignore_violations": None,
+    "enable_weaker_nested_sandbox": (False, "no wall of srt is left out"),
+    "network": {
+        "allowed_domains": None,
+        "denied_domains": None,
+        "allow_unix_sockets": (None, _NO_SOCKETS),
+        "allow_all_unix_sockets": (False, _NO_SOCKETS),
+        "allow_local_binding": (None, ""),
+    },
+    "filesystem": {"deny_read": None, "allow_write": (None, _BELOW), "deny_write": None},
+}
+"""The same where srt is the executor."""
+_OF_BACKEND = {
+    "settings_mode": "settings_mode",
+    "settings_path": "settings_path",
+    "ignore_violations": "ignore_violations",
+    "filesystem.deny_read": "deny_read",
+    "filesystem.deny_write": "deny_write",
+}
+"""Names of ``[srt]`` there, and of the section of the backend here."""
 
 
 def read_tables(tables: Mapping[str, Any], isolations: Sequence[str]) -> tuple[dict[str, Any], Foreign]:
@@ -67,14 +95,21 @@ def read_tables(tables: Mapping[str, Any], isolations: Sequence[str]) -> tuple[d
     if own := {name: value for name, value in skills.items() if name not in theirs}:
         ours["skills"] = own
     _check_known("tools", tools, ("e2b",))
-    e2b, srt = _table(tools, "e2b", "tools.e2b"), _table(tables, "srt")
+    e2b, srt = _table(tools, "e2b", "tools.e2b"), dict(_table(tables, "srt"))
+    if own := {name: srt.pop(name) for name in [*srt] if name in SrtSettings.model_fields and name not in _SRT}:
+        ours["srt"] = own
     _check_known("tools.e2b", e2b, _E2B)
     _check_srt("srt", srt, _SRT)
+    known = _OF_EXECUTOR if theirs.get("executor") == _EXECUTOR else _SRT
     mode = theirs.get("mode", LOCAL)
     if mode not in (LOCAL, REMOTE):
         raise InvalidInput("skills.mode", f"must be '{LOCAL}' or '{REMOTE}'", shown(mode))
     aliases = [*_of_skills(theirs, isolations), *_of_sessions(e2b), *_of_srt(srt, mode)]
-    remarks = [f"skills.{name} has no effect: {why}" for name, why in _SKILLS_IDLE.items() if name in theirs]
+    idle = _SKILLS_IDLE
+    if known is _OF_EXECUTOR:
+        aliases += [*_of_executor(theirs, srt)]
+        idle = {name: why for name, why in idle.items() if name not in _ROOTS}
+    remarks = [f"skills.{name} has no effect: {why}" for name, why in idle.items() if name in theirs]
     if _LOCK in e2b:
         remarks.append(f"tools.e2b.{_LOCK} has no effect: a session is busy as long as its call works, and no longer")
     if mode == REMOTE:
@@ -84,7 +119,7 @@ def read_tables(tables: Mapping[str, Any], isolations: Sequence[str]) -> tuple[d
         remarks += [f"srt has no effect: it is for skills.mode = '{LOCAL}'"] if srt else []
     else:
         remarks += _idle_e2b(theirs, e2b)
-        remarks += _idle_srt("srt", srt, _SRT)
+        remarks += _idle_srt("srt", srt, known)
     return ours, Foreign(tuple(aliases), tuple(remarks))
 
 
@@ -128,6 +163,18 @@ def _of_srt(srt: Mapping[str, Any], mode: str) -> Iterator[Alias]:
     # srt bounds every command by these names, and lets every command reach them.
     yield Alias("srt.network.allowed_domains", "network.rules", rules)
     yield Alias("srt.network.allowed_domains", "network.run_code", rules)
+
+
+def _of_executor(theirs: Mapping[str, Any], srt: Mapping[str, Any]) -> Iterator[Alias]:
+    """Yields the names that the backend of the executor takes."""
+    for name in _ROOTS:
+        if name in theirs:
+            yield Alias(f"skills.{name}", f"srt.{name}", theirs[name])
+    files = _table(srt, "filesystem", "srt.filesystem")
+    given = {**srt, **{f"filesystem.{name}": value for name, value in files.items()}}
+    for name, ours in _OF_BACKEND.items():
+        if name in given:
+            yield Alias(f"srt.{name}", f"srt.{ours}", given[name])
 
 
 _DOMAINS = ("allowed_domains", "denied_domains")

@@ -317,6 +317,21 @@ def clear_request() -> dict[str, Any]:
     return GuestCall("blob:0-", code="").request() | {"op": "clear", "code": None, "command": {"outputs": []}}
 
 
+def interpreter_request(call: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Returns the request for an interpreter that runs cells like ``call``. It gets no secrets and no blobs itself."""
+    return {**call, "op": "interpreter", "interpreter": name, "code": None, "env": {}, "blobs": {}}
+
+
+def cell_request(call: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Returns the request for a program that has the code of ``call`` run in an interpreter."""
+    return {**call, "op": "cell", "interpreter": name}
+
+
+def asking_request(name: str) -> dict[str, Any]:
+    """Returns the request for a program that exits with 0 when an idle interpreter answers."""
+    return cell_request(GuestCall("blob:0-", code="").request(), name) | {"code": None}
+
+
 def command_request(call: GuestCall, skill: str, command: Command, *, view: bool = True) -> dict[str, Any]:
     """Returns the request for a command in ``skill``, which ``call`` mounts. Raises InvalidInput.
 

@@ -266,6 +266,11 @@ class RunRecord:
 
     None for other runs.
     """
+    interpreter: dict[str, str] | None = None
+    """The interpreter of a cell: ``state``, the ``reason`` for a new one, and why its names are ``lost`` since.
+
+    None for other runs.
+    """
     max_attempts: int = 1
     """How often a task is started at most, while its sandbox is lost."""
     callback: str | None = None

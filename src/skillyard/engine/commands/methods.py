@@ -33,8 +33,8 @@ from skillyard.engine.method import (
     obj,
 )
 from skillyard.engine.runs.methods import COMMON, LIMITS, NETWORK
-from skillyard.engine.sessions.methods import SESSION_PARAMS, SESSION_TIMES
-from skillyard.engine.shapes import RUN_LIMITS, USAGE, shape
+from skillyard.engine.sessions.methods import SESSION_PARAMS
+from skillyard.engine.shapes import RUN_LIMITS, SESSION_TIMES, USAGE, shape
 
 Params = Mapping[str, Any]
 MOST_INPUTS, MOST_OUTPUTS = 64, 32

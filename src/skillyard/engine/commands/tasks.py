@@ -93,12 +93,14 @@ class TaskService:
         When none is named, the task may be of any agent that the token may act for.
         Raises TaskNotFound, alike for a task of others and for none; Forbidden for an agent that may not be named.
         """
-        scope, record = agent_scope(principal, agent), await self._records.get(task_id)
-        if record is not None and _is_task(record) and record.project == scope.project:
-            mine = agent is None and principal.may_act_for(record.agent)
-            if mine or record.agent == scope.agent:
-                return record
-        raise TaskNotFound("task_id", f"no task '{task_id}'", task_id=task_id)
+        return _owned(principal, task_id, agent, await self._records.get(task_id))
+
+    async def at_work(self, principal: Principal, task_id: str) -> RunRecord:
+        """Returns the record as :meth:`owned` does, from memory where this server drives the task."""
+        active = self._active.get(task_id)
+        if active is None or active.ledger is None:
+            return await self.owned(principal, task_id)
+        return _owned(principal, task_id, None, active.ledger.record)
 
     async def list(
         self, principal: Principal, agent: str | None, services: bool | None, *, limit: int, after: str | None
@@ -363,6 +365,16 @@ def chunks_of(page: LogPage) -> list[dict[str, str]]:
     for stream in BOTH:
         add(stream, decoders[stream].decode(b"", final=True))
     return [{"stream": stream, "text": "".join(texts)} for stream, texts in parts]
+
+
+def _owned(principal: Principal, task_id: str, agent: str | None, record: RunRecord | None) -> RunRecord:
+    """Returns the record when it is that of a task which the principal may see. Raises TaskNotFound, Forbidden."""
+    scope = agent_scope(principal, agent)
+    if record is not None and _is_task(record) and record.project == scope.project:
+        mine = agent is None and principal.may_act_for(record.agent)
+        if mine or record.agent == scope.agent:
+            return record
+    raise TaskNotFound("task_id", f"no task '{task_id}'", task_id=task_id)
 
 
 def _is_task(record: RunRecord) -> bool:

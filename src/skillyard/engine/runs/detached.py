@@ -145,7 +145,8 @@ class DetachedRuns:
         if brief.request.command is not None:
             hold.enter_context(self._promised(brief.request).holding(mine.principal, accepted=True))
         if mine.status is RunStatus.RUNNING:
-            self._places[mine.run_id] = self._lender.retake(mine.principal, Limits(**mine.limits))
+            limits, in_session = Limits(**mine.limits), _session_of(mine) is not None
+            self._places[mine.run_id] = self._lender.retake(mine.principal, limits, in_session=in_session)
         tools.emit(RunResumed(mine.run_id, mine.principal, mine.status.value))
         self._spawn(active, brief, hold)
         return True

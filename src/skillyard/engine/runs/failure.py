@@ -163,7 +163,8 @@ def _mend(outcome: Outcome, mends: Mapping[Outcome, str]) -> str:
     return f"; {mend}" if (mend := mends.get(outcome) or _MENDS.get(outcome)) else ""
 
 
-def _signal_name(number: int | None) -> str:
+def signal_name(number: int | None) -> str:
+    """Returns the name of a signal."""
     try:
         return signal.Signals(number or 0).name
     except ValueError:
@@ -172,7 +173,7 @@ def _signal_name(number: int | None) -> str:
 
 _MESSAGES: dict[Outcome, Callable[[Ending, Limits], str]] = {
     Outcome.EXIT: lambda e, _: f"the process exited with code {e.code} before the function returned",
-    Outcome.SIGNAL: lambda e, _: f"the process was ended by {_signal_name(e.signal)}",
+    Outcome.SIGNAL: lambda e, _: f"the process was ended by {signal_name(e.signal)}",
     Outcome.TIMEOUT: lambda _, limits: f"the run took longer than its timeout of {limits.timeout_ms} ms",
     Outcome.MEMORY: lambda _, limits: f"the run used more than its memory limit of {limits.memory_mb} MiB",
     Outcome.PROCESSES: lambda _, limits: f"the run started more than its limit of {limits.pids} processes",

@@ -117,6 +117,13 @@ class Granter:
         prefix = plan.blob_prefix or self._ids.blob() + "-"
         frames = self._frames.of(plan.request.command)
         given = await self._secrets.give(plan) if plan.skills else ()
+        if (
+            given
+            and plan.request.is_cell
+            and (names := [one.name for one in given if one.delivery is not Delivery.GATE])
+        ):
+            rule = f"the interpreter of a session holds no secrets, and the skills need {', '.join(names)}"
+            raise Refused("PolicyRefused", f"session_id: {rule}; leave session_id out, or bind them to hosts")
         self._tell(plan, given)
         env, gated = _delivered(given)
         mounts = (*map(_skill_mount, plan.skills), *plan.blob_mounts) if plan.skills or plan.blobs else ()

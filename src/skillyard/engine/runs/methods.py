@@ -8,10 +8,12 @@ from typing import Any
 from skillyard.domain.errors import (
     BlobNotFound,
     Busy,
+    Forbidden,
     GateFault,
     IdempotencyConflict,
     NotExecutable,
     ProtectionMissing,
+    QuotaExceeded,
     RunNotFound,
     SkillNotFound,
     UnsupportedLanguage,
@@ -20,6 +22,7 @@ from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.work.labels import MOST_CHARACTERS, MOST_LABELS, check_labels
 from skillyard.domain.work.record import RunKind
 from skillyard.engine.method import (
+    AGENT,
     BLOB_ID,
     BOOLEAN,
     CURSOR,
@@ -44,6 +47,7 @@ from skillyard.engine.runs.history import RunHistory, line, view
 from skillyard.engine.runs.record import in_detail, run_object
 from skillyard.engine.runs.request import from_params
 from skillyard.engine.runs.service import RunService
+from skillyard.engine.sessions.methods import SESSION_PARAMS
 from skillyard.engine.shapes import (
     BRIEF_OR_NOT,
     NEXT_CURSOR,
@@ -113,12 +117,18 @@ WAIT_MS: Schema = {
 _ERRORS = (SkillNotFound, BlobNotFound, ProtectionMissing, Busy, IdempotencyConflict)
 
 
+_OF_SESSIONS = frozenset({"session_id", "wait_ms", "restart", "agent"})
+
+
 async def execute_skill(service: RunService, principal: Principal, params: Params) -> dict[str, Any]:
     return in_detail(await service.run(principal, from_params(RunKind.SKILL, params)), params["detail"])
 
 
 async def run_code(service: RunService, principal: Principal, params: Params) -> dict[str, Any]:
-    return in_detail(await service.run(principal, from_params(RunKind.CODE, params)), params["detail"])
+    request = from_params(RunKind.CODE, params)
+    if not _OF_SESSIONS.isdisjoint(params):
+        request = service.in_session(principal, request, params)
+    return in_detail(await service.run(principal, request), params["detail"])
 
 
 async def list_runs(service: RunHistory, principal: Principal, params: Params) -> dict[str, Any]:
@@ -189,7 +199,8 @@ TABLE = (
     ),
     Method(
         name="run_code",
-        doc="Run Python source in a fresh sandbox; mounted skills can be imported from it.",
+        doc="Run Python source in a fresh sandbox, or in the interpreter of a session, which keeps its names;"
+        " mounted skills can be imported from it.",
         params=obj(
             {
                 "language": described(STRING, "'python'", maxLength=64),
@@ -202,6 +213,16 @@ TABLE = (
                 "environment": described(STRING, "a prepared set of packages", pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$"),
                 "packages": PACKAGES,
                 **COMMON,
+                **SESSION_PARAMS,
+                "session_id": described(
+                    STRING,
+                    "a name of the agent's own choice: the code is a cell of this session's interpreter, and the value"
+                    " of its last expression comes back",
+                    minLength=1,
+                    maxLength=64,
+                ),
+                "restart": described(BOOLEAN, "begin with a new interpreter, without the names so far"),
+                "agent": AGENT,
             },
             "language",
             "code",
@@ -213,7 +234,7 @@ TABLE = (
         },
         result=RUN,
         scope=Scope.RUN_CODE,
-        errors=(*_ERRORS, UnsupportedLanguage),
+        errors=(*_ERRORS, UnsupportedLanguage, QuotaExceeded, Forbidden),
         surface="protocol",
         runs=True,
         service=RunService,

@@ -116,6 +116,8 @@ class Planner:
                 offer.probe.demand("forwarding")
             if request.session is not None:
                 offer.probe.demand("keeping")
+        elif request.session is not None and request.is_cell:
+            offer.probe.demand("keeping")
         run_id = self._ids.run() if before is None else before.run_id
         now, taken_at = self._clock.now(), self._clock.monotonic()
         named = request.skill is not None or request.mount_skills

@@ -380,7 +380,8 @@ def _failed(failure: Failure, redaction: Redaction = NOTHING, also: str = "") ->
     }
 
 
-_BRIEF = ("run_id", "status", "outcome", "summary", "output", "error", "logs_preview", "output_blobs", "files")
+_BRIEF = ("run_id", "status", "outcome", "summary", "output", "error", "logs_preview", "output_blobs", "files",
+          "interpreter")  # fmt: skip
 
 
 def in_detail(run: dict[str, Any], detail: str) -> dict[str, Any]:
@@ -416,6 +417,8 @@ def run_object(record: RunRecord) -> dict[str, Any]:
     run["environment"] = record.environment
     if record.isolation:
         run["isolation"] = record.isolation
+    if record.interpreter is not None:
+        run["interpreter"] = record.interpreter
     if record.outcome is not None:
         run["outcome"] = record.outcome.value
     if record.network is not None:

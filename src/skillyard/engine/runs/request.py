@@ -60,6 +60,8 @@ class RunRequest:
     """The alias of the session that it runs in; None for a sandbox of its own."""
     wait_ms: int = 0
     """How long it waits for that session while another run has it."""
+    restart: bool = False
+    """Whether its cell gets a new interpreter."""
     weight: int = field(init=False, compare=False)
     """Bytes that it may take while it is held: its text, and the values that were made of it."""
 
@@ -69,6 +71,11 @@ class RunRequest:
         if self.command is not None:
             text += len(self.command.text) + sum(map(len, self.command.env.values()))
         object.__setattr__(self, "weight", _HELD + _COPIES * (text + len(self.code or "")) + _VALUE * values)
+
+    @property
+    def is_cell(self) -> bool:
+        """Returns whether its code runs in the interpreter of its session."""
+        return self.session is not None and self.command is None
 
     def digest(self) -> str:
         """SHA-256 over everything that decides what runs: what an idempotency key is bound to."""
@@ -88,6 +95,7 @@ class RunRequest:
             *([{"packages": self.packages}] if self.packages else []),
             *([] if self.command is None else [self._command()]),
             *([] if self.session is None else [{"session": self.session}]),
+            *([{"restart": True}] if self.restart else []),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from skillyard.domain.errors import IdempotencyConflict, SkillyardError, StoreFault
-from skillyard.domain.principal import Principal
+from skillyard.domain.errors import IdempotencyConflict, InvalidInput, SkillyardError, StoreFault
+from skillyard.domain.principal import Principal, agent_scope
 from skillyard.domain.sandbox.spec import Owner
 from skillyard.domain.work.record import Outcome, RunRecord
+from skillyard.domain.work.session import check_alias
 from skillyard.engine.driver import Driver, Tools
 from skillyard.engine.lending import Order
 from skillyard.engine.observer import RunEnded, RunQueued, RunRefused
@@ -29,6 +30,8 @@ from skillyard.engine.shares import Budget
 from skillyard.ports.records import RecordStore
 
 Key = tuple[str, str]
+_OF_SESSIONS, _OF_CALLS = ("restart", "wait_ms", "agent"), ("entrypoint", "args", "detach")
+"""The parameters of ``run_code`` that only a cell has, and that no cell has."""
 Start = Callable[[Principal, RunRequest], Awaitable[RunRecord]]
 
 
@@ -123,7 +126,24 @@ class RunService:
 
     async def run(self, principal: Principal, request: RunRequest) -> dict[str, Any]:
         """Returns the Run object of :meth:`record`, and raises what that raises."""
-        return run_object(await self.record(principal, request))
+        record = await self.record(principal, request)
+        if record.session is None:
+            return run_object(record)
+        return run_object(record) | await self._sessions.times(record.session, record.session_life)
+
+    def in_session(self, principal: Principal, request: RunRequest, params: Mapping[str, Any]) -> RunRequest:
+        """Returns the request for a cell, where ``params`` name its session. Raises InvalidInput, Forbidden."""
+        alias, restart = params.get("session_id"), bool(params.get("restart"))
+        if alias is None:
+            if lonely := [name for name in _OF_SESSIONS if name in params]:
+                raise InvalidInput(lonely[0], "belongs to a session; name one with session_id, or leave it out")
+            return request
+        if over := [name for name in _OF_CALLS if params.get(name)]:
+            rule = "is not for a cell of a session; write the values and the call in its code, and wait for the answer"
+            raise InvalidInput(over[0], rule)
+        agent = agent_scope(principal, params.get("agent")).agent
+        wait_ms = self._sessions.wait_ms_of(params.get("wait_ms"))
+        return replace(request, session=check_alias(alias), wait_ms=wait_ms, restart=restart, agent=agent)
 
     async def record(self, principal: Principal, request: RunRequest, *, accepted: bool = False) -> RunRecord:
         """Returns the record of a run that has ended, or of a detached one that was taken on.

@@ -52,9 +52,9 @@ from skillyard.engine.method import (
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.grant import Granter
 from skillyard.engine.runs.plan import Planner
-from skillyard.engine.sessions.methods import SESSION_PARAMS, SESSION_TIMES
+from skillyard.engine.sessions.methods import SESSION_PARAMS
 from skillyard.engine.sessions.service import SessionService
-from skillyard.engine.shapes import FINDING, NEXT_CURSOR, TEXT_OR_NULL
+from skillyard.engine.shapes import FINDING, NEXT_CURSOR, SESSION_TIMES, TEXT_OR_NULL
 from skillyard.engine.skills.discovery import file_of, page_of, read_bytes
 from skillyard.engine.skills.publishing import UPLOAD_TOOL, Publisher
 from skillyard.engine.skills.service import SkillService

@@ -31,6 +31,8 @@ HEAD_PATIENCE_S = 15.0
 CLOSE_PATIENCE_S = 15.0
 READ_PATIENCE_S = 30.0
 PIPELINE_BYTES = 64 * 1024
+_JOINED = 16 * 1024
+"""Longest part of an answer that is copied to go along with its head."""
 SWITCH = "skillyard.switch"
 """The extension of a scope by which an application takes the connection over."""
 MAX_CONNECTIONS = min(1000, getrlimit(RLIMIT_NOFILE)[0] // 2)
@@ -59,6 +61,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = cast("asyncio.Transport", _Joining(transport, self.loop))
         if len(self.connections) > MAX_CONNECTIONS and not _make_room(_all(self.server_state), self):
             transport.write(_FULL)
             transport.close()
@@ -141,6 +144,7 @@ class Connection(H11Protocol):
         reader = asyncio.StreamReader(limit=PIPELINE_BYTES)
         protocol = _Switched(reader, self._over)
         self.flow.resume_reading()
+        self.transport = cast("_Joining", self.transport).itself()
         self.transport.set_protocol(protocol)
         protocol.connection_made(self.transport)
         if ahead := self.conn.trailing_data[0]:
@@ -154,6 +158,42 @@ class Connection(H11Protocol):
         """Goes on reading while a request waits its turn, so that the end of the connection is seen."""
         if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) <= PIPELINE_BYTES:
             self.flow.resume_reading()
+
+
+class _Joining:
+    """A transport that sends a head and a small body, written in one turn of the loop, together."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not data:
+            return
+        if len(data) > _JOINED:
+            self._flush()
+            self._transport.write(data)
+            return
+        if not self._held:
+            self._loop.call_soon(self._flush)
+        self._held.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def itself(self) -> asyncio.Transport:
+        self._flush()
+        return self._transport
+
+    def _flush(self) -> None:
+        held, self._held = self._held, []
+        if held:
+            self._transport.write(b"".join(held))
 
 
 class _Switched(asyncio.StreamReaderProtocol):
@@ -182,6 +222,11 @@ class Stream:
         """Writes all of it, and waits until there is room for more. Raises ConnectionError."""
         self._writer.write(data)
         await self._writer.drain()
+
+    async def end(self) -> None:
+        """Ends our direction. The client may go on with its own."""
+        if self._writer.can_write_eof():
+            self._writer.write_eof()
 
     def close(self) -> None:
         """Ends the connection. A client that does not take the rest is cut off by the sweep."""

@@ -5,10 +5,11 @@ It holds no secret. Writing a line never blocks a request. Each event of a run h
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -18,9 +19,6 @@ from queue import Full, Queue
 from traceback import extract_tb
 from types import TracebackType
 from typing import Any, Literal, TextIO
-
-import structlog
-from structlog.typing import Processor
 
 from skillyard.engine.observer import (
     EnvironmentFailed,
@@ -107,13 +105,11 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class _Lines(logging.Formatter):
-    """A record's message and extras as one event, through structlog's renderers."""
+    """A record's message and extras as one event."""
 
     def __init__(self, style: LogFormat) -> None:
         super().__init__()
-        self._render: Processor = (
-            structlog.processors.JSONRenderer(default=_shown) if style == "json" else structlog.dev.ConsoleRenderer()
-        )
+        self._render = _as_json if style == "json" else _console_renderer()
 
     def format(self, record: logging.LogRecord) -> str:
         event: dict[str, Any] = {
@@ -125,8 +121,19 @@ class _Lines(logging.Formatter):
         event |= {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
         if record.exc_info and record.exc_info[0] is not None:
             event |= _exception(record.exc_info)
-        line = self._render(None, record.levelname.lower(), {k: _clean(k, v) for k, v in event.items()})
-        return str(line)
+        return self._render({k: _clean(k, v) for k, v in event.items()})
+
+
+def _as_json(event: dict[str, Any]) -> str:
+    return json.dumps(event, default=_shown)
+
+
+def _console_renderer() -> Callable[[dict[str, Any]], str]:
+    # It imports a hundred modules, and most servers write JSON.
+    from structlog.dev import ConsoleRenderer
+
+    render = ConsoleRenderer()
+    return lambda event: str(render(None, event["level"], event))
 
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from opentelemetry import context, propagate, trace
@@ -18,20 +17,11 @@ from skillyard.engine.observer import Event, RunEnded
 
 Invoke = Callable[[Principal, str, dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]]
 
-_WANTED_BY = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-
 
 class TracingUnavailable(SkillyardError):
     """Spans were asked for and cannot be exported."""
 
     type = "TracingUnavailable"
-
-
-def wanted(environ: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether the environment names a collector (OpenTelemetry's own variables)."""
-    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none":
-        return False
-    return any(environ.get(name) for name in _WANTED_BY)
 
 
 def exporting_provider() -> Any:

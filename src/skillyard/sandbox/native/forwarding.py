@@ -8,42 +8,107 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
+from contextlib import suppress
 
 from skillyard.domain.errors import InvalidInput, SandboxGone, shown
 from skillyard.sandbox.native.link import Link
 
 CONNECT_BOUND_S = 5.0
 """How long a listener inside may leave a connection in its queue."""
-_AHEAD = 256 * 1024
-"""Bytes that are read ahead of a slow reader."""
+_TURN = 1024 * 1024
+"""Bytes that pass without a wait before others get their turn."""
 
 
 class SocketStream:
-    """A connected socket as the port's ``ByteStream``."""
+    """A connected socket as the port's ``ByteStream``, for one reader and one writer.
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    It has no buffer of its own: what was not read is in the kernel, where :meth:`quiet` sees it.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._waiting = self._passed = 0
+        self._over = False
 
     async def read(self, most: int = 65536) -> bytes:
-        try:
-            return await self._reader.read(most)
-        except ConnectionError:
-            return b""
+        while not self._over:
+            try:
+                data = self._sock.recv(most)
+            except BlockingIOError:
+                await self._until(self._loop.add_reader, self._loop.remove_reader)
+            except OSError:
+                break
+            else:
+                await self._take_turns(len(data))
+                return data
+        return b""
 
     async def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                written = self._sock.send(view)
+            except BlockingIOError:
+                await self._until(self._loop.add_writer, self._loop.remove_writer)
+            except OSError:
+                raise SandboxGone("nobody reads the connection any more") from None
+            else:
+                view = view[written:]
+                await self._take_turns(written)
+
+    async def end(self) -> None:
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def quiet(self) -> bool:
         try:
-            self._writer.write(data)
-            await self._writer.drain()
-        except (ConnectionError, RuntimeError):
-            raise SandboxGone("nobody reads the connection any more") from None
+            self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return not self._over
+        except OSError:
+            return False
+        return False
 
     async def close(self) -> None:
         self.abort()
 
     def abort(self) -> None:
         """Ends both directions at once."""
-        self._writer.transport.abort()
+        if not self._over:
+            self._over = True
+            with suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)  # wakes those who wait
+        self._let_go()
+
+    async def _until(self, watch: Callable[[int, Callable[[], None]], object], leave: Callable[[int], object]) -> None:
+        number, ready = self._sock.fileno(), self._loop.create_future()
+
+        def wake() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        watch(number, wake)
+        self._waiting += 1
+        try:
+            await ready
+        finally:
+            leave(number)
+            self._waiting -= 1
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Closes the socket, whose number the kernel gives to others then, once nobody waits for it."""
+        if self._over and not self._waiting:
+            self._sock.close()
+
+    async def _take_turns(self, count: int) -> None:
+        self._passed += count
+        if self._passed >= _TURN:
+            self._passed = 0
+            await asyncio.sleep(0)
 
 
 async def dial(link: Link, handle: str, port: int) -> SocketStream:
@@ -54,8 +119,7 @@ async def dial(link: Link, handle: str, port: int) -> SocketStream:
         answer, _ = await link.answer({"op": "forward", "handle": handle, "port": port, "six": six})
         for sock in answer.get("sockets", ()):
             if await _connected(sock):
-                reader, writer = await asyncio.open_connection(sock=sock, limit=_AHEAD)
-                return SocketStream(reader, writer)
+                return SocketStream(sock)
     raise InvalidInput("port", "no program of the sandbox listens there", shown(port))
 
 

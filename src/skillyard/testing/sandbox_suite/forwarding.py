@@ -8,7 +8,7 @@ from skillyard.domain.errors import InvalidInput, SandboxGone, SkillyardError
 from skillyard.domain.sandbox.guarantees import Level
 from skillyard.ports.sandbox import ByteStream, Forwarding, Process, Sandbox
 from skillyard.testing.sandbox_suite.check import Failed, Section, expect
-from skillyard.testing.sandbox_suite.ground import Ground, look, python, start, until
+from skillyard.testing.sandbox_suite.ground import Ground, eventually, look, python, start, until
 
 forwarding = Section("forwarding")
 
@@ -32,6 +32,15 @@ try:
     while sent < 1 << 28: sent += there.send(b'x' * 65536)
 except OSError: pass
 print('sent', sent, flush=True)
+"""
+LAST = """
+import socket, sys
+server = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+print('listens', flush=True)
+there, got = server.accept()[0], b''
+while data := there.recv(65536): got += data
+there.sendall(got + b', %d' % len(got))
+there.close()
 """
 REACH = """
 import json, socket, sys
@@ -83,6 +92,33 @@ async def many_connections_are_apart(ground: Ground) -> None:
         expect(told == [b"%04d" % number for number in range(20)], "each gets its own bytes", told)
         for stream in streams:
             await stream.close()
+
+
+@forwarding.check("forwarding")
+async def one_direction_ends_before_the_other(ground: Ground) -> None:
+    async with ground.sandbox(forwarding=True) as sandbox:
+        await _listening(sandbox, LAST, str(PORT))
+        stream = await _forward(sandbox, PORT)
+        await stream.write(b"all of it")
+        await stream.end()
+        await stream.end()
+        expect(await _exactly(stream, 12) == b"all of it, 9", "who ended its direction gets the rest")
+        expect(await stream.read() == b"", "and then the end")
+        await stream.close()
+
+
+@forwarding.check("forwarding")
+async def bytes_that_nobody_asked_for_are_seen(ground: Ground) -> None:
+    async with ground.sandbox(forwarding=True) as sandbox:
+        await _listening(sandbox, ECHO, str(PORT))
+        stream = await _forward(sandbox, PORT)
+        await stream.write(b"x")
+        expect(await _exactly(stream, 1) == b"x" and stream.quiet(), "a connection that stands still is quiet")
+        await stream.write(b"y")
+        await eventually(lambda: not stream.quiet(), "bytes that came are seen before they are read", 20)
+        expect(await _exactly(stream, 1) == b"y" and stream.quiet(), "and it is quiet when they were read")
+        await stream.close()
+        expect(not stream.quiet(), "and not when it was closed")
 
 
 @forwarding.check("forwarding")

@@ -5,10 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from skillyard.domain.errors import SandboxGone, SkillyardError
 from skillyard.domain.sandbox.frames import FrameReader, Result
-from skillyard.domain.sandbox.spec import Guest, Owner, Stream, clear_request
+from skillyard.domain.sandbox.spec import (
+    Guest,
+    GuestCall,
+    Owner,
+    Stream,
+    cell_request,
+    clear_request,
+    interpreter_request,
+)
 from skillyard.domain.work.record import Ending, Outcome
 from skillyard.ports.sandbox import Backend, Process, Sandbox, Snapshots, Snapshotting
 from skillyard.testing.sandbox_suite.check import SURVIVAL, Failed, Section, expect
@@ -282,16 +291,18 @@ print("looked", len(found) > 0)
 async def _cleared(sandbox: Sandbox) -> list[str]:
     """Clears a sandbox as between two calls; returns what is left in it."""
     process = await sandbox.start(Guest(clear_request(), alone=True), id=fresh("clear"))
-    channel = await collect(process, Stream.CHANNEL)
-    ending = await process.wait()
+    left: list[str] = _result(await collect(process, Stream.CHANNEL), await process.wait())["left"]
+    return left
+
+
+def _result(channel: bytes, ending: Ending) -> dict[str, Any]:
     reader = FrameReader()
     for _ in reader.feed(channel):
         continue
     final = reader.finish()
-    expect(isinstance(final, Result), "a sandbox is cleared", ending)
+    expect(isinstance(final, Result), "a program of ours came to its end", (final, ending))
     assert isinstance(final, Result), "it was looked at"
-    left: list[str] = final.value()["left"]
-    return left
+    return final.value()
 
 
 @asynccontextmanager
@@ -337,6 +348,38 @@ async def no_process_of_a_call_looks_kept(ground: Ground) -> None:
             expect(kept_ending.outcome is Outcome.SIGNAL, "or all is ended with it", kept_ending)
         else:
             await _goes_on(sandbox, kept)
+
+
+async def _cell(sandbox: Sandbox, source: str | None, id: str = "") -> Process:
+    call = GuestCall("blob:cells-", code=source or "").request() | {"code": source}
+    return await sandbox.start(Guest(cell_request(call, "interpreter")), id=id or fresh("cell"))
+
+
+async def _value(sandbox: Sandbox, source: str) -> object:
+    process = await _cell(sandbox, source)
+    return _result(await collect(process, Stream.CHANNEL), await process.wait()).get("result")
+
+
+@keeping.check("keeping")
+async def interpreter_keeps_the_names_of_its_cells(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        begun = interpreter_request(GuestCall("blob:cells-", code="").request(), "interpreter")
+        kept = await sandbox.start(Guest(begun, kept=True), id="interpreter")
+        expect(await _value(sandbox, "import time\nx = 41\nx + 1") == 42, "its last expression is told")
+        expect(await _cleared(sandbox) == [], "nothing else is left")
+        expect(await _value(sandbox, "x") == 41, "and its names are there")
+        late = await _cell(sandbox, "x = 43; print('begun')\nwhile True: time.sleep(0.01)")
+        await until(late, b"begun")
+        await late.kill("enough")
+        expect((await late.wait()).outcome is Outcome.CANCELLED, "a cell can be ended")
+        asked = await (await _cell(sandbox, None)).wait()
+        expect(asked.code == 0, "the interpreter answers when the cell is over", asked)
+        expect(await _value(sandbox, "x") == 43, "and has its names still")
+        crash = await _cell(sandbox, "import os; os._exit(9)")
+        expect((await crash.wait()).code == 1, "a cell says that it ended the interpreter")
+        ending = await kept.wait()
+        expect(ending.outcome is Outcome.EXIT and ending.code == 9, "which ended as the cell made it", ending)
+        expect((await (await _cell(sandbox, None)).wait()).code == 1, "and answers no more")
 
 
 async def _ended_already(process: Process) -> Ending | None:

@@ -187,11 +187,23 @@ def _show(run: Run, saved: list[Path], *, as_json: bool) -> None:
     _report(run, saved)
 
 
+def _raised(run: Run) -> bool:
+    """Returns whether the code of a run raised its error, whose type says what kind it is."""
+    from skillyard.domain.work.record import ERROR_TYPES, Outcome
+
+    return (
+        run.get("outcome", Outcome.EXIT) == Outcome.EXIT and (run.error or {}).get("type") not in ERROR_TYPES.values()
+    )
+
+
 def _report(run: Run, saved: list[Path]) -> None:
     from skillyard.faces.cli.render import calm
 
     error = run.error or {}
-    said, told = f"{error.get('type')}: {error.get('message')}", run.summary
+    kind = f"{error.get('type')}: "
+    said, told = f"{kind}{error.get('message')}", run.summary
+    if not _raised(run):  # the sentence is our own, and says all
+        said, told = said.removeprefix(kind), told.removeprefix(kind)
     if error.get("traceback"):
         click.echo(calm(str(error["traceback"])).rstrip(), err=True)
     elif not run.ok and said.startswith(told):
@@ -202,6 +214,8 @@ def _report(run: Run, saved: list[Path]) -> None:
     if error.get("type") == "ModuleNotFoundError" and not run.get("skill"):
         click.echo("packages: --environment NAME of `skillyard environment list`, or --package NAME", err=True)
     refused = run.get("network", {}).get("refused")
+    if (cell := run.get("interpreter")) and (lost := cell["lost"] or cell["reason"]):
+        click.echo(calm(f"the names of earlier cells are lost: {lost}"), err=True)
     if run.ok and refused:
         what = "a connection was" if refused == 1 else f"{refused} connections were"
         click.echo(calm(f"{what} refused: skillyard runs show {run.run_id}"), err=True)
@@ -227,11 +241,21 @@ def _report(run: Run, saved: list[Path]) -> None:
     metavar="REQUIREMENT",
     help="A package that the code may import, such as 'numpy>=2'; where policy admits it. Can be repeated.",
 )
+@click.option("--session", metavar="NAME", help="As a cell of this session's interpreter, which keeps names.")
+@click.option("--restart", is_flag=True, help="Begin with a new interpreter of the session.")
+@click.option("--agent", metavar="NAME", help="The agent that the session belongs to, where the token allows it.")
 @run_options
 def exec_(
-    file: str, entrypoint: str | None, environment: str | None, packages: tuple[str, ...], **options: Any
+    file: str,
+    entrypoint: str | None,
+    environment: str | None,
+    packages: tuple[str, ...],
+    session: str | None,
+    restart: bool,
+    agent: str | None,
+    **options: Any,
 ) -> None:
-    """Run the Python source in FILE (- for standard input) in a fresh sandbox.
+    """Run the Python source in FILE (- for standard input), in a fresh sandbox or a session.
 
     The source defines main(args), or is a script. Standard output is the returned value as JSON; logs and the summary
     go to standard error. Files that it leaves in /workspace/out come back (--save). Ctrl-C cancels the run.
@@ -246,7 +270,8 @@ def exec_(
         params["environment"] = environment
     if packages:
         params["packages"] = list(packages)
-    perform("run_code", params, **options)
+    cell = {"session_id": session, "restart": restart, "agent": agent}
+    perform("run_code", params | {name: value for name, value in cell.items() if value}, **options)
 
 
 def _source(file: str, options: dict[str, Any]) -> str:

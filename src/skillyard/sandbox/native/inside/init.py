@@ -21,6 +21,8 @@ from skillyard.sandbox.native.linux import kernel
 
 _exit = os._exit  # foreign code may replace what it finds in os
 BLOCKED = {signal.SIGCHLD, signal.SIGINT}
+BROKEN_STATUS = 125
+"""The exit status of a program that could not be set up, as env(1) has it."""
 LAST_WORDS_MS = 1000
 """The time that a worker has to write its stack before it is killed."""
 
@@ -202,8 +204,7 @@ class Init:
     def _fork_guest(
         self, channel: int, output: int, stack: int, *, keep: bool = False, spared: frozenset[int] = frozenset()
     ) -> int:
-        pid = os.fork()
-        if pid == 0:
+        def serve() -> None:
             self.be_child((self._devnull, output, output, channel, stack))
             if keep:
                 kept.be_reaper()
@@ -211,14 +212,15 @@ class Init:
             guest.serve(CHANNEL_FD, CHANNEL_FD, STACK_FD, spared)
             _say_done()
             _exit(0)
-        return pid
+
+        return _fork(serve)
 
     def _fork_argv(self, message: dict[str, Any], fds: list[int]) -> int:
-        pid = os.fork()
-        if pid == 0:
+        def execute() -> None:
             self.be_child((fds[0], fds[1], fds[2]))
             _exec(message["argv"], {**os.environ, **message["env"]}, self.place(message["cwd"]))
-        return pid
+
+        return _fork(execute)
 
     def place(self, path: str) -> str:
         """Returns the place of a port's path in here."""
@@ -230,6 +232,21 @@ class Init:
         os.setsid()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+
+
+def _fork(child: Callable[[], None]) -> int:
+    """Returns the pid of a child, which ends with ``child`` however that fails. It never goes on as a second init."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            child()
+        except BaseException as error:  # noqa: BLE001 - nothing above may catch it and serve on
+            os.write(
+                2, f"the program could not be started: {type(error).__name__}: {error}\n".encode("utf-8", "replace")
+            )
+        finally:
+            _exit(BROKEN_STATUS)
+    return pid
 
 
 def _say_done() -> None:
