@@ -143,10 +143,11 @@ def make_jailed_pool(settings: Settings) -> JailedPool:
 
 
 def make_backends(settings: Settings, run_dir: Path, plug: Plug | None = None) -> dict[str, Backend]:
-    """Returns every backend that policy may give a run, by name; ``auto`` may give those with a rank.
+    """Returns every backend that policy may give a run, by name.
 
-    ``run_dir`` holds the files of running sandboxes, and ``plug`` connects their networks. The best backend with a
-    network is always there: packages are built in it where the others have none. Nothing starts before it is needed.
+    ``auto`` may give those with a rank. ``run_dir`` holds the files of running sandboxes, and ``plug`` connects their
+    networks. The best backend with a network is always there: packages are built in it where the others have none.
+    Nothing starts before it is needed.
     """
     from skillyard.domain.sandbox.guarantees import AUTO
     from skillyard.sandbox import registry
