@@ -152,7 +152,9 @@ def make_backends(settings: Settings, run_dir: Path, plug: Plug | None = None) -
     from skillyard.domain.sandbox.guarantees import AUTO
     from skillyard.sandbox import registry
 
-    wanted = {settings.policy.isolation, *settings.policy.isolations, registry.best_with_network()}
+    policy = settings.policy
+    ruled = {rule.isolation for rule in policy.rules if rule.isolation}
+    wanted = {policy.isolation, *policy.isolations, *ruled, registry.best_with_network()}
     by_itself = AUTO in wanted
     names = [n for n in registry.BACKENDS if n in wanted or (by_itself and registry.nature(n).rank is not None)]
     return {name: make_backend(name, settings, run_dir, plug) for name in names}

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationInfo, model_validator
 
 from skillyard.config.section import Section, place
 from skillyard.domain.errors import InvalidInput
-from skillyard.domain.sandbox.guarantees import GUARANTEES, KERNEL_CAN, PROTECTIONS
+from skillyard.domain.sandbox.guarantees import GUARANTEES, KERNEL_CAN, OWN_KERNEL, PROTECTIONS
 from skillyard.domain.skill.trust import TrustRule, parse_trust_rules
 
 
 def _known_protections(names: frozenset[str]) -> frozenset[str]:
-    known = dict.fromkeys((*GUARANTEES, *PROTECTIONS))
+    return _known(names, (*GUARANTEES, *PROTECTIONS))
+
+
+def _demandable(names: frozenset[str]) -> frozenset[str]:
+    return _known(names, (*GUARANTEES, *PROTECTIONS, OWN_KERNEL))
+
+
+def _known(names: frozenset[str], known_names: Iterable[str]) -> frozenset[str]:
+    known = dict.fromkeys(known_names)
     if unknown := sorted(names - known.keys()):
         raise ValueError(f"unknown protections {', '.join(unknown)}; known are {', '.join(known)}")
     return names
@@ -31,11 +39,52 @@ def _is_list(value: Any) -> bool:
 
 
 Protections = Annotated[frozenset[str], AfterValidator(_known_protections)]
+Demanded = Annotated[frozenset[str], AfterValidator(_demandable)]
 TrustRules = Annotated[
     tuple[TrustRule, ...],
     PlainValidator(_trust_rules),
     PlainSerializer(lambda rules: [rule.text for rule in rules]),
 ]
+
+
+class BoundaryRule(Section):
+    """A boundary for the runs of some skills."""
+
+    model_config = ConfigDict(title="policy.rules")
+
+    skills: TrustRules = Field(
+        default=(),
+        description="The skills it is about, each by a rule as in `trust.approve`; empty is every skill. A run counts "
+        "when one of its skills does, mounted ones included.",
+    )
+    unapproved: bool = Field(
+        default=False, description="Whether it is only about skills whose declared needs nobody approved."
+    )
+    isolation: str = Field(
+        default="",
+        description="Boundary of such runs. It must be ready, or they are refused; a request that names another one is "
+        "refused.",
+    )
+    demand: Demanded = Field(
+        default=frozenset(),
+        description="Guarantees and walls that such runs must have, by name. Without `isolation` they get the "
+        "strongest boundary of `policy.isolation` and `policy.isolations` that has them.",
+    )
+
+    @model_validator(mode="after")
+    def _check_effect(self) -> Self:
+        """Raises InvalidInput for a rule without an effect."""
+        if not self.isolation and not self.demand:
+            raise InvalidInput("policy.rules", "must each name an isolation or a demand")
+        return self
+
+    def is_about(self, skills: Sequence[tuple[str, str, bool]]) -> bool:
+        """Returns whether it is about a run with these skills: each a name, a version, and whether it is approved."""
+        return any(
+            not self.skills or any(rule.covers(name, version) for rule in self.skills)
+            for name, version, approved in skills
+            if not (self.unapproved and approved)
+        )
 
 
 class PolicySettings(Section):
@@ -51,6 +100,15 @@ class PolicySettings(Section):
     isolations: frozenset[str] = Field(
         default=frozenset(),
         description="Further boundaries that a run may name.",
+    )
+    demand: Demanded = Field(
+        default=frozenset(),
+        description="Guarantees and walls that every run must have, by name, also where its boundary is without them "
+        'by nature. `own_kernel` stands for a kernel that is not the host\'s. With `isolation = "auto"` the strongest '
+        "boundary that has them is chosen.",
+    )
+    rules: tuple[BoundaryRule, ...] = Field(
+        default=(), description="Boundaries by skill. The first rule that is about a run counts."
     )
     allow_degraded: Protections = Field(
         default=frozenset(),
@@ -70,6 +128,13 @@ class PolicySettings(Section):
         description="Whether no warm interpreter is shared between principals. Set it where principals do not trust "
         "each other; it costs memory for each of them.",
     )
+
+    @model_validator(mode="after")
+    def _check_demand(self) -> Self:
+        """Raises InvalidInput for a name that is demanded and may be missing."""
+        if both := sorted(self.demand & self.allow_degraded):
+            raise InvalidInput("policy.demand", f"must not name what allow_degraded lets be missing: {', '.join(both)}")
+        return self
 
     @property
     def kernel_only(self) -> frozenset[str]:

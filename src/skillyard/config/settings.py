@@ -138,6 +138,7 @@ def _check_isolations(settings: Settings) -> None:
     for field, names in (
         ("isolation", {settings.policy.isolation}),
         ("isolations", settings.policy.isolations),
+        ("rules", {rule.isolation for rule in settings.policy.rules if rule.isolation}),
     ):
         if not names <= set(choices()):
             *first, last = map(repr, choices())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +16,15 @@ from skillyard.ports.sandbox import Backend
 
 
 class Offer:
-    """A backend that was probed, and the policy's verdict on it."""
+    """A backend that was probed, and the policy's verdict on it.
+
+    ``revision`` names what its sandboxes are made of here: versions, image and walls. Another one means that sandboxes
+    made before are out of date.
+    """
 
     def __init__(self, backend: Backend, probe: Probe, demand: Demand) -> None:
         self.name = backend.name
+        self.revision = _revision(probe)
         self.backend = backend
         self.probe = probe
         self.demand = demand
@@ -46,6 +53,10 @@ class Offer:
         self._met = (dict(enforced), told)
         return told
 
+    def demanding(self, names: frozenset[str]) -> Offer:
+        """Returns the same backend for a run that must have these guarantees and walls, too."""
+        return Offer(self.backend, self.probe, replace(self.demand, named=self.demand.named | names))
+
     def _found(self, enforced: Mapping[str, str]) -> dict[str, Protection]:
         """The levels of a sandbox, with the words of the probe."""
         said = self.probe.protections
@@ -66,7 +77,8 @@ class Backends:
         self._offers: dict[str, Offer] = {}
         self._probing = asyncio.Lock()
         self._default: Offer | None = None
-        for name in (policy.isolation, *policy.isolations):
+        ruled = [rule.isolation for rule in policy.rules if rule.isolation]
+        for name in (policy.isolation, *policy.isolations, *ruled):
             if name != AUTO and name not in backends:
                 raise InvalidInput("policy.isolation", f"there is no backend '{name}'")
         if AUTO in (policy.isolation, *policy.isolations) and not self._ranked:
@@ -110,17 +122,50 @@ class Backends:
         self._offers.clear()
         self._default = await self._resolve(self._policy.isolation)
 
-    async def choose(self, asked: str | None = None) -> Offer:
-        """Returns what a run gets. Raises InvalidInput for an isolation that policy does not offer, ProtectionMissing
-        for one that does not stand here, SandboxFault."""
+    async def choose(
+        self,
+        asked: str | None = None,
+        skills: Sequence[tuple[str, str, bool]] = (),
+        demanded: frozenset[str] = frozenset(),
+    ) -> Offer:
+        """Returns what a run gets that asks for an isolation and has ``skills``: names, versions, whether approved.
+
+        ``demanded`` are guarantees and walls that these skills must have. Raises InvalidInput for an isolation that
+        policy does not offer or a rule forbids, ProtectionMissing for one that does not stand here or lacks what is
+        demanded, SandboxFault.
+        """
         if asked is not None and asked not in self.choices:
             rule = f"must be one that policy.isolations offers: {', '.join(sorted(self.choices))}"
             raise InvalidInput("isolation", rule, shown(asked))
+        if (
+            rule_of := next((rule for rule in self._policy.rules if skills and rule.is_about(skills)), None)
+        ) is not None:
+            if rule_of.isolation and asked not in (None, rule_of.isolation):
+                rule = f"must be '{rule_of.isolation}': policy.rules sends runs with these skills there"
+                raise InvalidInput("isolation", rule, shown(asked))
+            asked, demanded = rule_of.isolation or asked, demanded | rule_of.demand
         offer = self._default if asked is None else await self._resolve(asked)
         if offer is None:
             raise ProtectionMissing("the sandbox backend has not been probed yet")
+        if demanded:
+            offer = offer.demanding(demanded) if asked is not None else await self._with(demanded, offer)
         offer.check_ready()
         return offer
+
+    async def _with(self, demanded: frozenset[str], default: Offer) -> Offer:
+        """Returns the default where it has all that is demanded, else the strongest that policy offers and that has."""
+        names = {self._policy.isolation, *self._policy.isolations}
+        ranked = [backend for backend in self._ranked if backend.name in names or AUTO in names]
+        rest = [self._backends[name] for name in sorted(names - {AUTO, *(backend.name for backend in ranked)})]
+        reasons = {}
+        for backend in (default.backend, *ranked, *rest):
+            offer = (await self._offer(backend)).demanding(demanded)
+            if offer.refusal is None:
+                return offer
+            reasons[offer.name] = offer.refusal.message
+        rule = f"no isolation that policy offers has {', '.join(sorted(demanded))}; name one in policy.isolations"
+        tried = "; ".join(f"{name}: {why}" for name, why in reasons.items())
+        raise ProtectionMissing(f"{rule} ({tried})", protections=sorted(demanded))
 
     async def with_network(self) -> Offer | None:
         """Returns the strongest backend that can give a network by its nature; None without one.
@@ -138,7 +183,7 @@ class Backends:
     def admit(self, backend: Backend, probe: Probe) -> Offer:
         """Compare what a backend offers with what policy demands, and keep the verdict."""
         policy = self._policy
-        demand = Demand(policy.kernel_only, policy.allow_degraded | backend.nature.without)
+        demand = Demand(policy.kernel_only, policy.allow_degraded | backend.nature.without, policy.demand)
         offer = self._offers[backend.name] = Offer(backend, probe, demand)
         if backend.name == policy.isolation:
             self._default = offer
@@ -164,6 +209,11 @@ def _ranked(backends: Iterable[Backend]) -> list[Backend]:
     """Returns those that have a rank, the strongest first."""
     ranks = [(rank, backend) for backend in backends if (rank := backend.nature.rank) is not None]
     return [backend for _, backend in sorted(ranks, key=lambda found: found[0])]
+
+
+def _revision(probe: Probe) -> str:
+    made_of = [probe.backend, sorted(probe.facts.items()), sorted(probe.enforced().items())]
+    return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
 
 
 def _verdict(probe: Probe, demand: Demand) -> ProtectionMissing | None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from skillyard.config.policy import BoundaryRule, PolicySettings
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, ProtectionMissing
-from skillyard.domain.sandbox.guarantees import GUARANTEES, Level, Protection
+from skillyard.domain.sandbox.guarantees import GUARANTEES, OWN_KERNEL, Level, Protection
 from skillyard.domain.sandbox.spec import Held, Owner
+from skillyard.domain.skill.trust import parse_trust_rules
 from skillyard.engine.app import App
 from skillyard.sandbox.registry import nature
 from skillyard.testing.twin_sandbox import TwinBackend
 from tests.unit.engine.conftest import Rig, make_app
-from tests.unit.engine.fakes import succeed
+from tests.unit.engine.fakes import a_skill, succeed
+from tests.unit.engine.skills.needing import approve, published
 
 pytestmark = pytest.mark.anyio
 
@@ -184,6 +189,94 @@ async def test_auto_takes_no_backend_without_a_rank(rig: Rig) -> None:
     assert (await rig.run())["isolation"] == "landlock"
     with pytest.raises(InvalidInput, match=r"there is no backend that 'auto' may choose; name one"):
         await engine_over(rig, named("remote"), isolation="auto")
+
+
+def with_kernel(name: str) -> TwinBackend:
+    backend = named(name)
+    backend.protections |= {OWN_KERNEL: Protection(Level.KERNEL, by="its own")}
+    return backend
+
+
+BOTH = {"isolation": "native", "isolations": frozenset({"gvisor"})}
+
+
+async def test_auto_takes_the_first_that_has_what_policy_demands(rig: Rig) -> None:
+    backends = named("native"), with_kernel("gvisor"), named("landlock")
+    await engine_over(rig, *backends, isolation="auto", demand=frozenset({OWN_KERNEL}))
+    assert (await rig.run())["isolation"] == "gvisor"
+
+
+async def test_a_demand_is_not_excused_by_the_nature_of_a_backend(rig: Rig) -> None:
+    landlock = without(named("landlock"), "mount_namespace")
+    await engine_over(rig, landlock, isolation="landlock", demand=frozenset({"mount_namespace"}))
+    with pytest.raises(ProtectionMissing, match="mount_namespace"):
+        await rig.run()
+
+
+async def test_a_sandbox_without_what_policy_demands_of_it_is_refused(rig: Rig) -> None:
+    gvisor = with_kernel("gvisor")
+    await engine_over(rig, gvisor, isolation="gvisor", demand=frozenset({OWN_KERNEL}))
+    gvisor.protections = {name: have for name, have in gvisor.protections.items() if name != OWN_KERNEL}
+    with pytest.raises(ProtectionMissing, match=OWN_KERNEL):
+        await rig.run()
+
+
+async def test_skills_that_nobody_approved_are_sent_elsewhere_by_a_rule(rig: Rig) -> None:
+    rule = BoundaryRule(unapproved=True, isolation="gvisor")
+    skill = published("s")
+    rig.skills.skills["s"] = [skill]
+    await engine_over(rig, named("native"), named("gvisor"), isolation="native", rules=(rule,))
+    assert (await rig.run())["isolation"] == "native"
+    assert (await rig.call("execute_skill", name="s", args={}))["isolation"] == "gvisor"
+    assert (await rig.run(mount_skills=["s"]))["isolation"] == "gvisor"
+    with pytest.raises(InvalidInput, match=r"isolation: must be 'gvisor': policy.rules sends"):
+        await rig.call("execute_skill", name="s", args={}, isolation="native")
+    await approve(rig, skill)
+    assert (await rig.call("execute_skill", name="s", args={}))["isolation"] == "native"
+
+
+async def test_a_rule_is_about_the_skills_that_it_names(rig: Rig) -> None:
+    rule = BoundaryRule(skills=parse_trust_rules(["acme.*"]), demand=frozenset({OWN_KERNEL}))
+    rig.skills.skills |= {name: [a_skill(name)] for name in ("acme.a", "b")}
+    await engine_over(rig, named("native"), with_kernel("gvisor"), **BOTH, rules=(rule,))
+    assert (await rig.call("execute_skill", name="acme.a", args={}))["isolation"] == "gvisor"
+    assert (await rig.call("execute_skill", name="b", args={}))["isolation"] == "native"
+
+
+async def test_a_rule_whose_boundary_is_not_ready_refuses(rig: Rig) -> None:
+    rig.skills.skills["s"] = [a_skill("s")]
+    rules = (BoundaryRule(isolation="gvisor"),)
+    await engine_over(rig, named("native"), without(named("gvisor"), "seccomp"), isolation="native", rules=rules)
+    with pytest.raises(ProtectionMissing, match="seccomp"):
+        await rig.call("execute_skill", name="s", args={})
+
+
+async def test_a_skill_demands_a_guarantee(rig: Rig) -> None:
+    skill = a_skill("s")
+    assert skill.runtime is not None
+    rig.skills.skills["s"] = [replace(skill, runtime=replace(skill.runtime, guarantees=frozenset({OWN_KERNEL})))]
+    await engine_over(rig, named("native"), with_kernel("gvisor"), **BOTH)
+    assert (await rig.call("execute_skill", name="s", args={}))["isolation"] == "gvisor"
+    assert (await rig.run(mount_skills=["s"]))["isolation"] == "gvisor"
+    with pytest.raises(ProtectionMissing, match=OWN_KERNEL):
+        await rig.call("execute_skill", name="s", args={}, isolation="native")
+    await engine_over(rig, named("native"), isolation="native", isolations=frozenset())
+    with pytest.raises(ProtectionMissing, match=r"no isolation that policy offers has own_kernel; name one in"):
+        await rig.call("execute_skill", name="s", args={})
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ({"demand": ["warp"]}, "unknown protections warp"),
+        ({"demand": ["seccomp"], "allow_degraded": ["seccomp"]}, "must not name what allow_degraded lets be missing"),
+        ({"rules": [{"skills": ["a"]}]}, "must each name an isolation or a demand"),
+        ({"rules": [{"isolation": "gvisor", "skills": ["A B"]}]}, "must be a skill's name"),
+    ],
+)
+def test_rules_and_demands_without_sense_are_refused(policy: dict[str, Any], words: str) -> None:
+    with pytest.raises((InvalidInput, ValidationError), match=words):
+        PolicySettings(**policy)
 
 
 async def test_policy_that_names_what_there_is_not(rig: Rig) -> None:

@@ -77,6 +77,11 @@ MANIFEST: tuple[Rule, ...] = (
     always("requires-duplicate", "A skill is required twice.", "keep one entry with both ranges"),
     always("network-host", "A network rule names no host that can be reached.", "write it like api.example.com:443"),
     always("network-port", "A network rule has an impossible port.", "ports are from 1 to 65535"),
+    always(
+        "guarantee",
+        "`guarantees` names something that no sandbox promises.",
+        "use names that `skillyard doctor` shows, such as own_kernel",
+    ),
     always("network-many", "There are too many network rules.", "use patterns such as *.example.com"),
     advice("network-open", "The skill asks for every host.", "name the hosts that it needs"),
     _mixed("secret-name", "A secret's name is no variable's name, or one that steers programs.", "choose another"),

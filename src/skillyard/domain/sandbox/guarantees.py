@@ -90,6 +90,10 @@ from the files of others."""
 ADVISORY = frozenset({"own_uid", "uts_namespace", "cgroup_namespace"})
 """Walls that are recorded, and not demanded by default: an ordinary user has one uid to give."""
 
+OWN_KERNEL = "own_kernel"
+"""A further wall, which a policy, a rule or a skill can demand by name: system calls of programs are answered by a
+kernel of the sandbox's own, and none reaches the kernel that the host shares with others."""
+
 KERNEL_CAN = frozenset({*BOUNDARIES, "memory", "cpus", "pids", "disk"})
 """The guarantees that ``require = "kernel"`` demands of the kernel; time and output are always watched."""
 
@@ -179,11 +183,12 @@ class Demand:
     """The demand of a policy.
 
     ``kernel_only`` names guarantees that the kernel itself must attest; ``allow_degraded`` names guarantees, and walls,
-    that may be missing.
+    that may be missing. ``named`` are guarantees and walls that may not be missing whatever else is said.
     """
 
     kernel_only: frozenset[str] = frozenset()
     allow_degraded: frozenset[str] = frozenset()
+    named: frozenset[str] = frozenset()
 
     def check(self, offered: Mapping[str, Protection]) -> None:
         """Raises ProtectionMissing with everything that falls short, each with its remedy."""
@@ -198,6 +203,8 @@ class Demand:
     def demands(self, name: str) -> bool:
         """Returns whether a wall or guarantee of that name may not be missing. A wall is demanded for as long as one
         demanded guarantee rests on it."""
+        if name in self.named:
+            return True
         if name in self.allow_degraded or name in ADVISORY:
             return False
         if name not in WALLS:
@@ -222,8 +229,10 @@ class Demand:
         """
         spoken = [name for name in BOUNDARIES if name in offered or offered.keys().isdisjoint(_walls(name))]
         rested_on = {wall for name in BOUNDARIES if name not in spoken for wall in _walls(name)}
-        walls = [wall for wall in WALLS if wall in rested_on or wall in offered]
-        return filter(self.demands, (*spoken, *walls, *LIMITS))
+        walls = [wall for wall in WALLS if wall in rested_on or wall in offered or wall in self.named]
+        walls += self.named & {OWN_KERNEL}
+        boundaries = [name for name in BOUNDARIES if name in spoken or name in self.named]
+        return filter(self.demands, (*boundaries, *walls, *LIMITS))
 
     def _of_the_kernel(self, name: str) -> bool:
         """Returns whether the kernel must attest a wall, named itself or by a guarantee on it."""

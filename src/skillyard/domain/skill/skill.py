@@ -35,7 +35,7 @@ class RuntimeSpec:
     """The table ``[runtime]``.
 
     ``entrypoint`` is relative to the skill's root, ``export`` a function in it. ``preload``: packages may be imported
-    ahead of its runs.
+    ahead of its runs. ``guarantees`` are those, and walls, that its runs must have.
     """
 
     language: str
@@ -43,6 +43,7 @@ class RuntimeSpec:
     export: str
     environment: str = "base"
     preload: bool = True
+    guarantees: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Everything in this file answers to the caller's request as such. An error is one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,7 +110,9 @@ class Planner:
         isolation = request.isolation
         if principal.profile is not None:
             principal, family, isolation = self._profiled(principal, request, family)
-        offer = await self._backends.choose(isolation)
+        named = request.skill is not None or request.mount_skills
+        of, skills, trust = await self._find_skills(principal, request) if named else (None, (), UNMOUNTED)
+        offer = await self._offer(isolation, skills, trust)
         if request.command is not None and request.command.service is not None:
             if request.command.service.ports:
                 offer.probe.demand("forwarding")
@@ -120,8 +122,6 @@ class Planner:
             offer.probe.demand("keeping")
         run_id = self._ids.run() if before is None else before.run_id
         now, taken_at = self._clock.now(), self._clock.monotonic()
-        named = request.skill is not None or request.mount_skills
-        of, skills, trust = await self._find_skills(principal, request) if named else (None, (), UNMOUNTED)
         skill = of if request.command is None else None
         if request.session is not None:
             request = _in_session(request, of)
@@ -153,6 +153,7 @@ class Planner:
         if principal.profile is not None:
             principal, family, isolation = self._profiled(principal, request, family)
         skills = await self._skills.mounted(principal, skill, ())
+        trust = await self._skills.standings.of(skills)
         return Plan(
             run_id="",
             principal=principal,
@@ -161,10 +162,17 @@ class Planner:
             taken_at=self._clock.monotonic(),
             limits=family.defaults,
             environment=_environment(request, None, skills),
-            offer=await self._backends.choose(isolation),
+            offer=await self._offer(isolation, skills, trust),
             skills=skills,
-            trust=await self._skills.standings.of(skills),
+            trust=trust,
         )
+
+    async def _offer(self, asked: str | None, skills: Sequence[Skill], trust: RunTrust) -> Offer:
+        """Returns the backend of a run with these skills: what was asked for, what policy says of such skills, and
+        what they demand themselves. Raises InvalidInput, ProtectionMissing, SandboxFault."""
+        named = [(skill.name, skill.version, trust.standings[skill.name].approved) for skill in skills]
+        theirs = [skill.runtime.guarantees for skill in skills if skill.runtime is not None]
+        return await self._backends.choose(asked, named, frozenset().union(*theirs))
 
     def _profiled(
         self, principal: Principal, request: RunRequest, family: LimitFamily

@@ -136,9 +136,9 @@ class SessionLoan(Loan):
     async def _stand(self) -> Sandbox:
         """Returns the session's sandbox as this run needs it."""
         session, backend = self._session, self._order.offer.backend
-        fit = fit_of(self._order.offer.name, self._spec)
+        fit = fit_of(self._order.offer, self._spec)
         # One whose ports can be reached serves a call, too, that opens none.
-        fits = fit, fit_of(self._order.offer.name, replace(self._spec, forwarding=True))
+        fits = fit, fit_of(self._order.offer, replace(self._spec, forwarding=True))
         old = None if session.sandbox is None else await self._attach(session)
         # The keeper keeps what each program wrote as long as the sandbox.
         renewed_after = RENEWED_WITH_NAMES if session.interpreter else RENEWED_AFTER
@@ -153,7 +153,10 @@ class SessionLoan(Loan):
             rule = (
                 f"has a service at work ({', '.join(sorted(others))}), which stays in its sandbox, and this call needs"
             )
-            raise InvalidInput("session_id", f"{rule} another one: other skills, limits or isolation; end it first")
+            raise InvalidInput(
+                "session_id",
+                f"{rule} another one: other skills, limits, isolation or configuration of it; end it first",
+            )
         session = await self._keeping.makes(session, self._space_mb)
         self._held = session
         made = await self._create(session.backend_key)

@@ -28,6 +28,7 @@ from skillyard.domain.sandbox.spec import (
     clear_request,
 )
 from skillyard.domain.work.record import Ending, Outcome
+from skillyard.engine.backends import Offer
 from skillyard.ports.sandbox import Sandbox
 
 WORKSPACE = "/workspace"
@@ -45,14 +46,14 @@ def kept_spec(spec: SandboxSpec) -> SandboxSpec:
     return replace(spec, mounts=tuple(m for m in spec.mounts if not _place(m)), owner=Owner.TASK, single=False)
 
 
-def fit_of(backend: str, spec: SandboxSpec) -> str:
-    """Returns a digest of what a sandbox is made from.
+def fit_of(offer: Offer, spec: SandboxSpec) -> str:
+    """Returns a digest of what a sandbox is made from, behind the revision of its backend.
 
     The ports of its network and its time limit do not count.
     """
     environment, limits = spec.environment, spec.limits
     told = [
-        backend,
+        offer.name,
         [environment.name, environment.digest, environment.preload],
         sorted([mount.target, _named(mount), *mount.aliases] for mount in spec.mounts),
         [spec.group, spec.image, spec.resource_class, spec.forwarding],
@@ -60,7 +61,7 @@ def fit_of(backend: str, spec: SandboxSpec) -> str:
         [sorted(spec.kernel_only), sorted(spec.allow_degraded)],
         [*astuple(replace(limits, timeout_ms=1000))],
     ]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    return f"{offer.revision}:{hashlib.sha256(json.dumps(told).encode()).hexdigest()}"
 
 
 def _named(mount: Mount) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from skillyard.config.backends import GvisorSettings, NativeSettings
 from skillyard.domain.errors import SkillyardError
-from skillyard.domain.sandbox.guarantees import LIMITS, WALLS, Level, Nature, Probe, Protection
+from skillyard.domain.sandbox.guarantees import LIMITS, OWN_KERNEL, WALLS, Level, Nature, Probe, Protection
 from skillyard.domain.sandbox.spec import Prepared, SandboxSpec
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.grounds.gvisor import runsc
@@ -134,7 +134,10 @@ def _walls(inside: dict[str, Any], outside: dict[str, Any], facts: dict[str, Any
         ),
         "own_uid": own_uid(facts, "a user id of its own for each sandbox's runsc"),
     }
-    return {wall: found[wall] for wall in WALLS}
+    own_kernel = _held(
+        filtered and inside["release"] != os.uname().release, "gVisor's kernel answers every system call of programs"
+    )
+    return {wall: found[wall] for wall in WALLS} | {OWN_KERNEL: own_kernel}
 
 
 def _held(stands: bool, by: str) -> Protection:
