@@ -23,6 +23,8 @@ RAW = {
     "/injected": OK + b"x-a: 1\rx-b: 2\r\ncontent-length: 0\r\n\r\n",
     "/not-http": b"SSH-2.0-OpenSSH_9.6\r\n",
     "/nothing": b"",
+    "/parts": OK + b"content-type: multipart/x-mixed-replace; boundary=b\r\ncontent-length: 0\r\n\r\n",
+    "/hidden-parts": OK + b"content-type: multipart/byteranges, multipart/x-mixed-replace\r\ncontent-length: 0\r\n\r\n",
     "/status": b"HTTP/1.1 600 Unknown\r\ncontent-length: 0\r\n\r\n",
 }
 SPEAKS = {

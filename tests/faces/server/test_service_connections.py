@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx2
@@ -187,6 +188,33 @@ def test_inputs_of_a_service_arrive_and_its_outputs_are_collected(yard: Yard) ->
         sink = io.BytesIO()
         client.get_blob(made["artifact_id"], sink)
         assert sink.getvalue() == b"from outside"
+
+
+DRIPS = r"""
+import socket, time
+
+sock = socket.create_server(("127.0.0.1", 8000))
+print("serving", flush=True)
+while True:
+    peer, _ = sock.accept()
+    with peer:
+        try:
+            if peer.recv(65536).startswith(b"GET / "):
+                peer.sendall(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+                continue
+            peer.sendall(b"HTTP/1.1 200 OK\r\nx-long: ")
+            while True:
+                peer.sendall(b"y")
+                time.sleep(0.3)
+        except OSError:
+            pass
+"""
+
+
+def test_a_head_that_drips_holds_no_connection_beyond_the_bound(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", SKILLYARD_SERVICES__ANSWER_S="2") as server:
+        answer = Yard(server, command=DRIPS).get("/drips")
+    assert (answer.status_code, answer.json()["error"]["data"]["type"]) == (504, "GatewayTimeout")
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,8 @@ def test_a_stream_that_never_ends_ends_with_its_caller(yard: Yard) -> None:
         "/injected",
         "/not-http",
         "/nothing",
+        "/parts",
+        "/hidden-parts",
         "/status",
     ],
 )

@@ -20,7 +20,7 @@ from skillyard.engine.services.access import NotListening
 from skillyard.engine.services.idle import Connection
 from skillyard.faces.http.errors import HttpRefusal, PayloadTooLarge, Unavailable
 from skillyard.faces.http.replies import BrokenResponse, end, piece
-from skillyard.faces.http.services.fields import Fields, listed
+from skillyard.faces.http.services.fields import BadAnswer, Fields, listed
 from skillyard.faces.rpc.wire import CallerGone
 
 MOST_HEAD = 64 * 1024
@@ -35,13 +35,6 @@ _BODY_FRAMING = (b"content-length", b"transfer-encoding")
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _MOST_STATUS = 599
 _TOUCH_S = 1.0
-
-
-class BadAnswer(HttpRefusal):
-    """The service's answer is not HTTP/1.1 within the bounds, or ended before it began."""
-
-    type = "BadGateway"
-    status = 502
 
 
 class SlowAnswer(HttpRefusal):
@@ -192,8 +185,7 @@ class Exchange:
             await self._ask_anew()
             return
         self._heard = True
-        self._http.receive_data(data)
-        self._touch()
+        self._http.receive_data(data)  # and no later deadline: a head that drips would hold the connection for days
 
     async def _pass_body(self, answer: h11.Response, send: Send) -> None:
         """Passes the answer's body on, and keeps the connection when its end is beyond doubt."""

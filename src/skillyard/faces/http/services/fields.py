@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from urllib.parse import urljoin, urlsplit
 
 from skillyard.engine.services.names import TICKET
+from skillyard.faces.http.errors import HttpRefusal
 
 Fields = list[tuple[bytes, bytes]]
 
@@ -39,8 +40,17 @@ _NOT_BY_PATH = frozenset({
 })  # fmt: skip
 """Fields that would speak for our own host: every service and ``/rpc`` share it there."""
 _REWRITTEN_BY_HOST = frozenset({b"set-cookie", b"set-cookie2", b"cross-origin-resource-policy", b"cache-control"})
+_HARMLESS_PARTS = re.compile(rb"multipart/(?:byteranges|form-data)\s*(?:;[^,]*)?", re.DOTALL)
+"""The kinds in parts that no browser takes apart by itself."""
 SANDBOXED = (b"content-security-policy", b"sandbox")
 _SHARED = (b"public", b"s-maxage", b"private")
+
+
+class BadAnswer(HttpRefusal):
+    """The service's answer is not HTTP/1.1 within the bounds, misleads, or ended before it began."""
+
+    type = "BadGateway"
+    status = 502
 
 
 def listed(values: Iterable[bytes]) -> frozenset[bytes]:
@@ -72,8 +82,9 @@ class ByPath:
         ]
 
     def answer(self, fields: Iterable[tuple[bytes, bytes]], target: bytes) -> Fields:
-        """Returns the fields of an answer to a request for ``target``."""
+        """Returns the fields of an answer to a request for ``target``. Raises BadAnswer for one in parts."""
         low = end_to_end(fields)
+        _check_whole(low)
         passed = [(name, value) for name, value in low if name not in _NOT_BY_PATH and not _misleads(name)]
         kept = [(name, value) for name, value in passed if not name.startswith(b"access-control-")]
         places = [place for name, value in low if name == b"location" and (place := self._below(value, target))]
@@ -168,6 +179,19 @@ def _forwarded(name: bytes) -> bool:
 
 def _misleads(name: bytes) -> bool:
     return name in _SPEAKS_FOR_MORE or _STEERS_PROXIES.fullmatch(name) is not None
+
+
+def _check_whole(fields: Fields) -> None:
+    """Raises BadAnswer for an answer of several documents.
+
+    Browsers take cookies and policies from the fields of each part, where nothing of ours is.
+    """
+    for value in (value for name, value in fields if name == b"content-type"):
+        if b"multipart/" in (kind := value.strip().lower()) and not _HARMLESS_PARTS.fullmatch(kind):
+            raise BadAnswer(
+                "the service's answer is 'multipart', whose parts have fields of their own; it is passed on by the"
+                " host name of the port, not by path"
+            )
 
 
 def _private(control: bytes) -> bytes:
