@@ -79,7 +79,10 @@ class BoundaryRule(Section):
         return self
 
     def is_about(self, skills: Sequence[tuple[str, str, bool]]) -> bool:
-        """Returns whether it is about a run with these skills: each a name, a version, and whether it is approved."""
+        """Returns whether it is about a run with these skills.
+
+        Each is a name, a version, and whether it is approved.
+        """
         return any(
             not self.skills or any(rule.covers(name, version) for rule in self.skills)
             for name, version, approved in skills

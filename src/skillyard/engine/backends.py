@@ -128,9 +128,9 @@ class Backends:
         skills: Sequence[tuple[str, str, bool]] = (),
         demanded: frozenset[str] = frozenset(),
     ) -> Offer:
-        """Returns what a run gets that asks for an isolation and has ``skills``: names, versions, whether approved.
+        """Returns what a run gets that asks for an isolation and has ``skills``.
 
-        ``demanded`` are guarantees and walls that these skills must have. Raises InvalidInput for an isolation that
+        Each is a name, a version, and whether it is approved. ``demanded`` are guarantees and walls that these skills must have. Raises InvalidInput for an isolation that
         policy does not offer or a rule forbids, ProtectionMissing for one that does not stand here or lacks what is
         demanded, SandboxFault.
         """
@@ -153,7 +153,7 @@ class Backends:
         return offer
 
     async def _with(self, demanded: frozenset[str], default: Offer) -> Offer:
-        """Returns the default where it has all that is demanded, else the strongest that policy offers and that has."""
+        """Returns the default where it has all that is demanded, else the strongest that policy offers."""
         names = {self._policy.isolation, *self._policy.isolations}
         ranked = [backend for backend in self._ranked if backend.name in names or AUTO in names]
         rest = [self._backends[name] for name in sorted(names - {AUTO, *(backend.name for backend in ranked)})]

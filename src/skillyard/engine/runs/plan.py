@@ -168,8 +168,10 @@ class Planner:
         )
 
     async def _offer(self, asked: str | None, skills: Sequence[Skill], trust: RunTrust) -> Offer:
-        """Returns the backend of a run with these skills: what was asked for, what policy says of such skills, and
-        what they demand themselves. Raises InvalidInput, ProtectionMissing, SandboxFault."""
+        """Returns the backend of a run with these skills.
+
+        Raises InvalidInput, ProtectionMissing, SandboxFault.
+        """
         named = [(skill.name, skill.version, trust.standings[skill.name].approved) for skill in skills]
         theirs = [skill.runtime.guarantees for skill in skills if skill.runtime is not None]
         return await self._backends.choose(asked, named, frozenset().union(*theirs))

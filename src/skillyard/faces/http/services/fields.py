@@ -47,7 +47,7 @@ _SHARED = (b"public", b"s-maxage", b"private")
 
 
 class BadAnswer(HttpRefusal):
-    """The service's answer is not HTTP/1.1 within the bounds, misleads, or ended before it began."""
+    """The service's answer misleads, is not HTTP/1.1 within the bounds, or ended early."""
 
     type = "BadGateway"
     status = 502
