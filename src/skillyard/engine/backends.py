@@ -130,9 +130,9 @@ class Backends:
     ) -> Offer:
         """Returns what a run gets that asks for an isolation and has ``skills``.
 
-        Each is a name, a version, and whether it is approved. ``demanded`` are guarantees and walls that these skills must have. Raises InvalidInput for an isolation that
-        policy does not offer or a rule forbids, ProtectionMissing for one that does not stand here or lacks what is
-        demanded, SandboxFault.
+        Each is a name, a version, and whether it is approved. ``demanded`` are guarantees and walls that these skills
+        must have. Raises InvalidInput for an isolation that policy does not offer or a rule forbids, ProtectionMissing
+        for one that does not stand here or lacks what is demanded, SandboxFault.
         """
         if asked is not None and asked not in self.choices:
             rule = f"must be one that policy.isolations offers: {', '.join(sorted(self.choices))}"
@@ -153,7 +153,7 @@ class Backends:
         return offer
 
     async def _with(self, demanded: frozenset[str], default: Offer) -> Offer:
-        """Returns the default where it has all that is demanded, else the strongest that policy offers."""
+        """Returns the default where it has all that, else the strongest that policy offers."""
         names = {self._policy.isolation, *self._policy.isolations}
         ranked = [backend for backend in self._ranked if backend.name in names or AUTO in names]
         rest = [self._backends[name] for name in sorted(names - {AUTO, *(backend.name for backend in ranked)})]
