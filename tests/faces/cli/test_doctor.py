@@ -22,7 +22,7 @@ from skillyard.domain.sandbox.guarantees import (
     Protection,
 )
 from skillyard.faces.cli.commands.doctor import network_refused, report
-from skillyard.sandbox.registry import nature
+from skillyard.sandbox.registry import BACKENDS, nature
 
 Cli = Callable[..., Result]
 
@@ -34,6 +34,19 @@ def probe(missing: set[str]) -> Probe:
         for name in PROTECTIONS
     }  # fmt: skip
     return Probe("native", True, offered, {})
+
+
+def test_every_isolation_is_tried_and_compared(bare: Cli) -> None:
+    told = bare("doctor", "--all", "--json")
+    found = {each["isolation"]: each for each in json.loads(told.stdout)["isolations"]}
+    assert list(found) == list(BACKENDS)
+    for each in found.values():
+        assert each["ready"] == (each["start_ms"] is not None) == (each["why"] == ""), each
+        assert not each["ready"] or set(each["attestors"]) == set(GUARANTEES)
+    assert told.exit_code == (0 if any(each["ready"] for each in found.values()) else 1)
+    table = bare("doctor", "--all").stdout.splitlines()
+    assert [line.split()[0] for line in table[1:]] == list(BACKENDS)
+    assert bare("doctor", "--all", "--isolation", "native").exit_code == 2
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from secrets import token_hex
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from skillyard.domain.errors import GateFault
+from skillyard.domain.errors import GateFault, InvalidInput, SkillyardError
 from skillyard.domain.sandbox.guarantees import (
     ABILITIES,
+    AUTO,
     Demand,
     Guarantee,
     Level,
@@ -27,14 +31,19 @@ from skillyard.faces.cli.render import LEVEL_COLOURS, emit_json, emit_table
 if TYPE_CHECKING:
     from skillyard.config.settings import Settings
     from skillyard.engine.backends import Offer
+    from skillyard.ports.sandbox import Backend
+
+T = TypeVar("T")
+_STARTS = 3
 
 
 @click.command()
 @isolation_option("What to look at.  [default: what the settings name]")
+@click.option("--all", "every", is_flag=True, help="Try every isolation, and compare them in one table.")
 @json_option
 @config_option
 @data_dir_option
-def doctor(isolation: str | None, as_json: bool, data_dir: Path | None) -> None:
+def doctor(isolation: str | None, every: bool, as_json: bool, data_dir: Path | None) -> None:
     """Try every guarantee on this host, and say what upholds it or how to get it.
 
     A throw-away sandbox is made and looked at from inside. A guarantee is attested by the kernel (it enforces it),
@@ -43,9 +52,16 @@ def doctor(isolation: str | None, as_json: bool, data_dir: Path | None) -> None:
     can enforce: runs are refused then. Also exits with 1 when network.rules let runs reach hosts and no way out
     stands here; not where the chosen isolation has none by its nature and network.run_code is none. With auto, it
     shows the strongest isolation that stands here. Settings that have no effect are told of, each with the reason.
+    With --all, it makes sandboxes of every isolation and says which are ready, who attests their guarantees, and how
+    long a sandbox takes here now (one made ahead where there are such). It exits with 1 when no isolation is ready.
     """
     from skillyard.config.settings import load_settings
 
+    if every:
+        if isolation:
+            raise InvalidInput("--isolation", "must not be given beside --all")
+        _compare(load_settings(data_dir=data_dir), as_json=as_json)
+        return
     settings = load_settings(data_dir=data_dir, policy={"isolation": isolation} if isolation else None)
     offer, passed_over = _probe(settings)
     keepers = _keepers(settings)
@@ -65,6 +81,97 @@ def doctor(isolation: str | None, as_json: bool, data_dir: Path | None) -> None:
             click.secho(f"\nSettings: {note}.", fg="yellow", err=True)
     if offer.refusal is not None or (refused and demanded):
         click.get_current_context().exit(Exit.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """An isolation as it stands here. ``start_ms`` is None where no sandbox can be made, and ``why`` says so."""
+
+    isolation: str
+    ready: bool
+    attestors: Mapping[str, str]
+    start_ms: float | None
+    why: str
+
+
+def _compare(settings: Settings, *, as_json: bool) -> None:
+    found = _in_a_directory_of_its_own(lambda directory: _compared(settings, directory))
+    if as_json:
+        emit_json({"isolations": [asdict(each) for each in found]})
+    else:
+        rows = [
+            (each.isolation, "ready" if each.ready else "not ready", _by_attestor(each.attestors), _ms(each.start_ms))
+            for each in found
+        ]
+        emit_table(("isolation", "here", "guarantees", "start"), rows)
+        for each in found:
+            if each.why:
+                click.secho(f"\n{each.isolation}: {each.why}", fg="yellow", err=True)
+    if not any(each.ready for each in found):
+        click.get_current_context().exit(Exit.FAILED)
+
+
+def _by_attestor(attestors: Mapping[str, str]) -> str:
+    """Returns how many guarantees each attestor has, and which nobody attests."""
+    told = []
+    for level in Level:
+        names = [name for name, by in attestors.items() if by == level]
+        more = f" ({', '.join(names)})" if level is Level.MISSING and len(names) < len(attestors) else ""
+        told += [f"{len(names)} {level}{more}"] if names else []
+    return ", ".join(told)
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f} ms"
+
+
+async def _compared(settings: Settings, directory: Path) -> list[Compared]:
+    from skillyard.wiring import isolations, make_backend
+
+    found = []
+    for name in isolations():
+        if name == AUTO:
+            continue
+        (run_dir := directory / name).mkdir(mode=0o700)
+        backend = make_backend(name, settings, run_dir)
+        try:
+            found.append(await _stands(backend, settings))
+        except SkillyardError as error:
+            found.append(Compared(name, False, {}, None, error.message))
+        finally:
+            await backend.close()
+    return found
+
+
+async def _stands(backend: Backend, settings: Settings) -> Compared:
+    """Returns how it stands here, found by making sandboxes. Raises SkillyardError."""
+    from skillyard.engine.backends import Backends
+
+    policy = settings.policy.changed(isolation=backend.name, isolations=frozenset(), rules=())
+    backends = Backends({backend.name: backend}, policy)
+    await backends.start()
+    offer = backends.default
+    assert offer is not None
+    stand = guarantees(offer.probe.protections, backend.nature)
+    attestors = {name: each.attestor.value for name, each in stand.items()}
+    if offer.refusal is not None:
+        return Compared(backend.name, False, attestors, None, offer.refusal.message)
+    took = [await _started(backend, offer) for _ in range(_STARTS)]
+    return Compared(backend.name, True, attestors, round(median(took), 1), "")
+
+
+async def _started(backend: Backend, offer: Offer) -> float:
+    """Makes a sandbox and returns how long that took, in ms. Raises SkillyardError."""
+    from skillyard.domain.sandbox.spec import SandboxSpec
+    from skillyard.domain.work.limits import Limits
+
+    demand = offer.demand
+    spec = SandboxSpec(Limits(disk_mb=16), kernel_only=demand.kernel_only, allow_degraded=demand.allow_degraded)
+    began = perf_counter()
+    sandbox = await backend.create(spec, f"doctor-{token_hex(8)}")
+    took = (perf_counter() - began) * 1000
+    await backend.destroy(sandbox.handle)
+    return took
 
 
 def network_refused(found: Probe, nature: Nature, settings: Settings) -> tuple[str, bool]:
@@ -112,11 +219,15 @@ def _keepers(settings: Settings) -> dict[str, str]:
 
 def _probe(settings: Settings) -> tuple[Offer, dict[str, str]]:
     """Probes in a directory of its own, beside a server that may be running."""
+    return _in_a_directory_of_its_own(lambda directory: _probe_in(settings, directory))
+
+
+def _in_a_directory_of_its_own(look: Callable[[Path], Coroutine[Any, Any, T]]) -> T:
     import asyncio
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="skillyard-doctor-") as directory:
-        return asyncio.run(_probe_in(settings, Path(directory)))
+        return asyncio.run(look(Path(directory)))
 
 
 async def _probe_in(settings: Settings, directory: Path) -> tuple[Offer, dict[str, str]]:
