@@ -255,3 +255,13 @@ async def test_a_first_call_that_ends_without_a_sandbox_takes_no_session(rig: Ri
     assert (left["state"], left["ended_by"], "before it had a sandbox" in left["reason"]) == ("ended", "server", True)
     rig.backend.faults = []
     assert (await run_cmd(rig, "b"))["status"] == "succeeded"
+
+
+async def test_a_session_of_another_revision_gets_a_new_sandbox_at_its_next_call(rig: Rig) -> None:
+    for facts, sandboxes in (({"image": "1"}, 1), ({"image": "1"}, 1), ({"image": "2"}, 2)):
+        rig.app.backends.admit(rig.backend, replace(rig.extra["probe"], facts=facts))
+        assert (await run_cmd(rig))["status"] == "succeeded"
+        (session,), (told,) = await live(rig), await listed(rig)
+        assert rig.app.backends.default is not None
+        assert (session.sandboxes, told["revision"]) == (sandboxes, rig.app.backends.default.revision)
+    assert len(rig.backend.held) == 1
