@@ -25,7 +25,7 @@ from skillyard.sandbox.native.keepers import homes
 from skillyard.sandbox.native.launch import keeper_lives
 
 START_S = 120.0
-STOP_S = 90.0
+STOP_S = 30.0
 CALL_S = 60.0
 
 SMALL = {"memory_mb": 64, "disk_mb": 16, "pids": 32}

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 SEED = 20
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(600)
 async def test_a_few_dozen_kills(tmp_path: Path) -> None:
     with Witness(tmp_path) as witness:
         chaos = Chaos(tmp_path / "data", SEED, witness)

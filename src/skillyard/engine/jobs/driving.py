@@ -203,7 +203,7 @@ class _Driven:
         try:
             asked = resolved(index, self._request.steps[index], await self._made(index))
             request = await around.commands.request(self._request.principal, asked, task=True)
-            request = replace(request, idempotency_key=self._key(index))
+            request = replace(request, idempotency_key=self._key(index), life=job.session_life or "")
             record = await around.runs.record(self._request.principal, request, accepted=True)
         except (StoreFault, Busy):
             raise

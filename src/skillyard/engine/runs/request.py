@@ -58,6 +58,8 @@ class RunRequest:
     """The agent that a command belongs to; empty for other runs."""
     session: str | None = None
     """The alias of the session that it runs in; None for a sandbox of its own."""
+    life: str = ""
+    """The one life of that session in which it may run; empty for any."""
     wait_ms: int = 0
     """How long it waits for that session while another run has it."""
     restart: bool = False
@@ -110,7 +112,7 @@ class RunRequest:
         plain = {name: getattr(self, name) for name in _STORED}
         rules = None if self.network is None else [rule.text for rule in self.network]
         command = {} if self.command is None else {"command": self.command.stored(), "agent": self.agent}
-        session = {} if self.session is None else {"session": self.session}
+        session = {} if self.session is None else {"session": self.session, "life": self.life}
         return {**plain, "kind": self.kind.value, "network": rules, "labels": dict(self.labels), **command, **session}
 
     def _entrypoint(self) -> str | list[str] | None:
@@ -151,6 +153,7 @@ def from_stored(stored: Mapping[str, Any]) -> RunRequest:
         command=stored_command(stored["command"]) if "command" in stored else None,
         agent=stored.get("agent", ""),
         session=stored.get("session"),
+        life=stored.get("life", ""),
         **plain,
     )
 

@@ -66,6 +66,8 @@ class Use:
     """Whether that is a new one."""
     job: str = ""
     """The job whose step the run is."""
+    life: str = ""
+    """The only session that will do, where it is not any one of the key."""
     quota: tuple[str, int] | None = None
     """The profile of the token and the number of sessions that it allows."""
 
@@ -101,7 +103,8 @@ class Keeping:
     async def begin(self, use: Use) -> SessionRecord:
         """Returns the session, which the run has from now on. The caller has its turn.
 
-        Raises Busy, QuotaExceeded, and Forbidden for a run with rights where skills without them left files.
+        Raises Busy, QuotaExceeded, Forbidden for a run with rights where skills without them left files, and
+        SandboxGone where the only session that will do has ended.
         """
         for _ in range(_TRIES):
             session = await self._open(use)
@@ -133,7 +136,12 @@ class Keeping:
         raise self.turns.busy(use.key)
 
     async def _open(self, use: Use) -> SessionRecord:
-        """Returns the live session, a new one where there is none. Raises QuotaExceeded."""
+        """Returns the live session, a new one where there is none. Raises QuotaExceeded, SandboxGone."""
+        if use.life:
+            found = await self.store.find(use.key)
+            if found is None or found.session_id != use.life:
+                raise SandboxGone("the session has ended in which it was to run")
+            return found
         most = self.settings.most_each
         if use.quota is None or use.quota[1] >= most:
             return await self.store.open(self._new(use), most)

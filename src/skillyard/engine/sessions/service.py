@@ -85,6 +85,7 @@ class SessionService:
             restart=request.restart,
             keeps=request.command is not None and request.command.service is not None,
             job=job_of(request.idempotency_key),
+            life=request.life,
             quota=self._quota(plan.principal),
         )
         return self._of_session(order, use, queued)

@@ -265,3 +265,19 @@ async def test_a_session_of_another_revision_gets_a_new_sandbox_at_its_next_call
         assert rig.app.backends.default is not None
         assert (session.sandboxes, told["revision"]) == (sandboxes, rig.app.backends.default.revision)
     assert len(rig.backend.held) == 1
+
+
+async def test_a_run_for_one_life_of_a_session_begins_in_no_other(rig: Rig) -> None:
+    await run_cmd(rig)
+    (session,) = await live(rig)
+    await rig.call("skills.end_session", ANN, session_id="work")
+    asked = {"skill_name": "acme.notes", "command": "ls", "session_id": "work"}
+    usual = {"language": "bash", "workdir": "skill", "inputs": [], "outputs": [], "env": {}}
+    request = await rig.app.services._commands.request(ANN, {**usual, **asked}, task=True)
+    before = len(rig.backend.started)
+    record = await rig.app.runs.record(ANN, replace(request, life=session.session_id), accepted=True)
+    while (ended := await rig.app.ports.records.get(record.run_id)) is not None and ended.status.live:
+        await asyncio.sleep(0)
+    assert ended is not None
+    assert (ended.status.value, ended.session_life) == ("failed", None)
+    assert (len(rig.backend.started), await live(rig)) == (before, [])
