@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -75,6 +76,32 @@ async def test_each_step_starts_once_whenever_the_server_ends(
     assert steps.begun == ["one", "two", "three"]
     tasks = [task["task_id"] for task in (await rig.call("skills.tasks"))["tasks"]]
     assert tasks == [step["task_id"] for step in reversed(ended["steps"])], "no task is started twice"
+
+
+class LosesSandboxes:
+    """Records whose second task is written just before the sandbox of its session is lost."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig, self._real, self._count = rig, rig.extra["records"], 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    async def insert(self, *given: Any, **more: Any) -> Any:
+        found = await self._real.insert(*given, **more)
+        self._count += 1
+        if self._count == 2:
+            for handle in list(self._rig.backend.held):
+                await self._rig.backend.destroy(handle)
+        return found
+
+
+async def test_no_step_begins_in_another_life_of_the_session(rig: Rig, steps: Steps) -> None:
+    rig.extra["records"] = LosesSandboxes(rig)
+    rig.configure()
+    ended = await watched(rig, await start(rig, "one", "two", "three"))
+    assert (ended["status"], ended["reason"]) == ("failed", "session_ended"), ended
+    assert (states(ended), steps.begun) == (["succeeded", "failed", "skipped"], ["one"])
 
 
 async def test_a_cancel_holds_at_the_next_server(rig: Rig, steps: Steps) -> None:
