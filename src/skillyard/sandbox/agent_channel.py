@@ -44,7 +44,7 @@ class Writer(Protocol):
 
 
 Opener = Callable[[], Awaitable[tuple[Reader, Writer]]]
-"""Opens a new channel. It raises SandboxGone where there is no sandbox any more."""
+"""Opens a new channel. It raises SandboxGone once the sandbox is gone."""
 
 
 class ChannelLost(SandboxFault):

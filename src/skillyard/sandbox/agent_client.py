@@ -245,7 +245,7 @@ class _Link:
         """Returns a channel that is open. Raises SandboxGone, ChannelLost."""
         async with self._opening:
             if self.closed:
-                raise SandboxGone(f"there is no sandbox {self._handle}")
+                raise SandboxGone(f"sandbox {self._handle} is unknown here")
             if self._channel is None or self._channel.lost:
                 self._channel = await self._open()
                 self._renew_later()

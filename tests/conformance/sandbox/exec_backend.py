@@ -101,7 +101,7 @@ class ExecBackend:
         if handle not in self._open:
             state = self._states().get(handle)
             if state is None:
-                raise SandboxGone(f"there is no sandbox {handle}")
+                raise SandboxGone(f"sandbox {handle} is unknown here")
             reach = Reach(_opener(self._base / handle), bytes.fromhex(state["secret"]))
             lease_s = LEASE_S if state["owner"] == Owner.RUN else None
             sandbox = AgentSandbox(reach, handle, state["enforced"], timeout_ms=state["timeout_ms"], lease_s=lease_s)
@@ -223,7 +223,7 @@ def _opener(place: Path) -> Opener:
         try:
             return await asyncio.open_unix_connection(str(place / "s"))
         except OSError as error:
-            raise SandboxGone(f"there is no sandbox {place.name}: {error.strerror}") from None
+            raise SandboxGone(f"sandbox {place.name} is unknown here: {error.strerror}") from None
 
     return open_channel
 

@@ -273,7 +273,7 @@ class ToySandbox(FilesOfSandbox):
     ) -> ToyProcess:
         async with self.starting:
             if self.gone:
-                raise SandboxGone(f"there is no sandbox {self.handle}")
+                raise SandboxGone(f"sandbox {self.handle} is unknown here")
             if id not in self.processes:
                 process = ToyProcess(id, timeout_ms or self.spec.limits.timeout_ms, streams)
                 if isinstance(program, Guest):
@@ -296,7 +296,7 @@ class ToySandbox(FilesOfSandbox):
 
     async def process(self, id: str) -> ToyProcess:
         if id not in self.processes:
-            raise SandboxGone(f"there is no process {id}")
+            raise SandboxGone(f"process {id} is unknown here")
         return self.processes[id]
 
     def place(self, path: str) -> str:
@@ -383,7 +383,7 @@ class ToyBackend:
 
     async def attach(self, handle: str) -> ToySandbox:
         if handle not in self._held:
-            raise SandboxGone(f"there is no sandbox {handle}")
+            raise SandboxGone(f"sandbox {handle} is unknown here")
         return self._held[handle]
 
     async def survey(self) -> Sequence[Held]:

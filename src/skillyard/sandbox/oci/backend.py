@@ -368,7 +368,7 @@ class OciBackend:
 
 
 def _gone(handle: str) -> SandboxGone:
-    return SandboxGone(f"there is no sandbox {shown(handle)}")
+    return SandboxGone(f"sandbox {shown(handle)} is unknown here")
 
 
 def _make(place: Place) -> OciBackend:

@@ -67,5 +67,5 @@ def _allow(names: set[str], *conditions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _masked(mask: int, value: int) -> dict[str, Any]:
-    """Of the first argument: ``value`` under ``mask``."""
+    """Returns the condition that the first argument has the bits ``value`` below ``mask``."""
     return {"index": 0, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}

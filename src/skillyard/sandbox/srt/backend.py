@@ -143,7 +143,7 @@ class SrtBackend:
         if handle not in self._open:
             state = run.states(self._root).get(handle)
             if state is None:
-                raise SandboxGone(f"there is no sandbox {handle}")
+                raise SandboxGone(f"sandbox {handle} is unknown here")
             return await self._attached(handle, state)
         return self._open[handle]
 

@@ -145,7 +145,7 @@ def opener(place: Path) -> Opener:
         try:
             return await asyncio.open_unix_connection(str(place / _SOCKET))
         except OSError as error:
-            raise SandboxGone(f"there is no sandbox {place.name}: {error.strerror}") from None
+            raise SandboxGone(f"sandbox {place.name} is unknown here: {error.strerror}") from None
 
     return open_channel
 

@@ -27,7 +27,7 @@ _NETWORK: Mapping[str, str | None] = {
     "socksProxyPort": "srt asks no other proxy, since sandboxes have no network",
     "mitmProxy": "srt asks no other proxy, since sandboxes have no network",
     "parentProxy": "srt asks no other proxy, since sandboxes have no network",
-    "tlsTerminate": "there is no traffic to open, since sandboxes have no network",
+    "tlsTerminate": "srt opens no traffic, since sandboxes have no network",
 }
 _FILES: Mapping[str, str | None] = {
     "disabled": _HELD,

@@ -68,7 +68,7 @@ class TwinSandbox(FilesOfTwin):
 
     def _script(self, program: Program, timeout_ms: int | None) -> Script:
         if self.gone:
-            raise SandboxGone(f"there is no sandbox {self.handle}")
+            raise SandboxGone(f"sandbox {self.handle} is unknown here")
         if not self.processes or not self.spec.single:
             request = program.request if isinstance(program, Guest) else {}
             if request.get("op") == "clear":
@@ -90,7 +90,7 @@ class TwinSandbox(FilesOfTwin):
 
     async def process(self, id: str) -> TwinProcess:
         if id not in self.processes:
-            raise SandboxGone(f"there is no process {id}")
+            raise SandboxGone(f"process {id} is unknown here")
         return self.processes[id]
 
     async def plug(self, egress: Egress) -> None:
@@ -195,7 +195,7 @@ class TwinBackend:
 
     async def attach(self, handle: str) -> TwinSandbox:
         if handle not in self.held:
-            raise SandboxGone(f"there is no sandbox {handle}")
+            raise SandboxGone(f"sandbox {handle} is unknown here")
         return self.held[handle]
 
     async def survey(self) -> Sequence[Held]:
