@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from skillyard.config.settings import Settings
 from skillyard.domain.errors import InvalidInput, SkillyardError
@@ -30,15 +31,16 @@ from skillyard.engine.app import App
 from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.table import METHODS, invoke
 from skillyard.faces.http.app import METRICS, HttpLimits, create_app
-from skillyard.faces.http.guard import Bearer, Everybody, Hosts, is_loopback
+from skillyard.faces.http.guard import Authenticator, Bearer, Everybody, Hosts, is_loopback
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.server import HttpServer, listen, url_of
 from skillyard.faces.http.service import StopRequest, on_signals, run_service
 from skillyard.faces.http.services.endpoint import ServiceFace
+from skillyard.faces.http.services.revocation import Still
 from skillyard.faces.http.tasks import TaskEvents
 from skillyard.faces.observability.logs import fan_out, log_event, logging_to
 from skillyard.faces.observability.metrics import Metrics
-from skillyard.faces.rpc.dispatcher import Dispatcher
+from skillyard.faces.rpc.dispatcher import Dispatcher, Invoke
 from skillyard.ports.tokens import TokenStore
 from skillyard.runtime import Runtime
 
@@ -116,44 +118,15 @@ class _Process:
         return await invoke(self._runtime.app, principal, name, params)
 
     def _app(self) -> Any:
-        server = self._settings.server
         call = self._tracing.traced(self._invoke) if self._tracing else self._invoke
         authenticator = Everybody() if self._no_auth else Bearer(self._runtime.tokens, self._runtime.bound)
-        services = ServiceFace(
-            access=lambda: self._runtime.app.services.access,
-            tickets=lambda: self._runtime.app.services.tickets,
-            still=self._still,
-            authenticator=authenticator,
-            settings=self._settings.services,
-        )
-        app = create_app(
-            dispatcher=Dispatcher(METHODS, call, self._metrics.call),
-            blobs=lambda: self._runtime.app.blobs,
-            skills=lambda: self._runtime.app.publisher,
-            authenticator=authenticator,
-            hosts=Hosts(server.host, server.allowed_hosts),
-            meter=self._metrics,
-            lifecycle=self._lifecycle,
-            limits=HttpLimits(
-                server.body_bytes,
-                8 * server.body_bytes,
-                self._settings.blobs.max_bytes,
-                self._settings.skills.upload_bytes,
-            ),
-            open_metrics=server.open_metrics,
-            more_routes=(
-                Route("/tasks/{task_id}/events", TaskEvents(lambda: self._runtime.app.task_service, self._lifecycle)),
-            ),
-            services=services,
-        )
+        app = application(self._runtime, authenticator, self._lifecycle, self._metrics, self._still, call)
         return self._tracing.continuing(app) if self._tracing else app
 
     async def _still(self, name: str) -> Principal | None:
-        """Returns the principal of a token that was not revoked, with the rights that it has now."""
         if self._no_auth:
             return LOCAL if name == LOCAL.name else None
-        known = [info for info in await self._runtime.tokens.list() if info.principal.name == name and not info.revoked]
-        return self._runtime.bound(known[0].principal) if known else None
+        return await with_token(self._runtime, name)
 
     @asynccontextmanager
     async def _content(self) -> AsyncIterator[Mapping[str, Any]]:
@@ -206,6 +179,53 @@ class _Process:
         async with asyncio.TaskGroup() as ending:
             for run_id in list(app.active):
                 ending.create_task(app.runs.cancel(run_id, "the server is stopping"))
+
+
+async def with_token(runtime: Runtime, name: str) -> Principal | None:
+    """Returns the principal of a token that was not revoked, with the rights that it has now."""
+    known = [info for info in await runtime.tokens.list() if info.principal.name == name and not info.revoked]
+    return runtime.bound(known[0].principal) if known else None
+
+
+def application(
+    runtime: Runtime,
+    authenticator: Authenticator,
+    lifecycle: Lifecycle,
+    metrics: Metrics,
+    still: Still,
+    call: Invoke,
+) -> ASGIApp:
+    """Returns everything that is served over HTTP. ``call`` runs a method, ``still`` looks for a principal's token.
+
+    It serves once the runtime was entered and ``lifecycle`` is ready.
+    """
+    settings = runtime.settings
+    server = settings.server
+    services = ServiceFace(
+        access=lambda: runtime.app.services.access,
+        tickets=lambda: runtime.app.services.tickets,
+        still=still,
+        authenticator=authenticator,
+        settings=settings.services,
+    )
+    return create_app(
+        dispatcher=Dispatcher(METHODS, call, metrics.call),
+        blobs=lambda: runtime.app.blobs,
+        skills=lambda: runtime.app.publisher,
+        authenticator=authenticator,
+        hosts=Hosts(server.host, server.allowed_hosts),
+        meter=metrics,
+        lifecycle=lifecycle,
+        limits=HttpLimits(
+            server.body_bytes,
+            8 * server.body_bytes,
+            settings.blobs.max_bytes,
+            settings.skills.upload_bytes,
+        ),
+        open_metrics=server.open_metrics,
+        more_routes=(Route("/tasks/{task_id}/events", TaskEvents(lambda: runtime.app.task_service, lifecycle)),),
+        services=services,
+    )
 
 
 @contextmanager

@@ -6,14 +6,17 @@ import json
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from skillyard.config.packages import EnvironmentSettings
 from skillyard.config.profiles import ProfileLimits, ProfileSettings
+from skillyard.config.services import ServiceSettings
 from skillyard.runtime import Runtime
 from skillyard.stores.disk import remove_tree
+from skillyard.verify.front import ANSWER_S, Front, front
 from skillyard.verify.outside import Outside, opened, outside
 
 if TYPE_CHECKING:
@@ -108,7 +111,8 @@ def workplace() -> Iterator[Path]:
 async def own_runtime(settings: Settings, place: Path, backend: Backend | None = None) -> AsyncIterator[Runtime]:
     """Gives a runtime for the battery; ``backend`` replaces those of the settings.
 
-    It has a skill that declares a secret, that secret, and a skill that may reach one host of an outside made for it.
+    It has a skill that declares a secret, that secret, a skill that may reach one host of an outside made for it, and
+    an HTTP front on loopback.
     """
     _write_skill(place / "skills" / SKILL, _MANIFEST, _MAIN)
     own = settings.model_copy(
@@ -116,6 +120,8 @@ async def own_runtime(settings: Settings, place: Path, backend: Backend | None =
             "data_dir": place / "data",
             "skills_dirs": [place / "skills"],
             "network": opened(settings.network),
+            "server": settings.server.model_copy(update={"host": "127.0.0.1"}),
+            "services": _reached(settings.services),
             "profiles": {**settings.profiles, NARROW: _narrow()},
             "environments": {**settings.environments, WARM: EnvironmentSettings(preload=WARM_MODULES)},
         }
@@ -124,13 +130,20 @@ async def own_runtime(settings: Settings, place: Path, backend: Backend | None =
         manifest = _CALLER.replace("RULES", json.dumps(there.rules()))
         _write_skill(place / "skills" / CALLER, manifest, _CALLS)
         async with Runtime(settings=own, backend=backend) as runtime:
-            _outsides[place / "data"] = there
-            _values[place / "data"] = value = f"verify-secret-0{token_hex(12)}"
+            value = f"verify-secret-0{token_hex(12)}"
             await runtime.secrets.set(SECRET, value)
-            try:
-                yield runtime
-            finally:
-                del _values[place / "data"], _outsides[place / "data"]
+            async with front(runtime) as face:
+                _homes[place / "data"] = _Home(value, there, face)
+                try:
+                    yield runtime
+                finally:
+                    del _homes[place / "data"]
+
+
+def _reached(services: ServiceSettings) -> ServiceSettings:
+    """Returns the settings for services that are reached on loopback, without a proxy."""
+    own = {"domain": services.domain or "localhost", "https": False, "public_port": 0, "answer_s": ANSWER_S}
+    return services.model_copy(update=own)
 
 
 def _narrow() -> ProfileSettings:
@@ -141,18 +154,34 @@ def _narrow() -> ProfileSettings:
 
 def secret_value(site: Site) -> str:
     """Returns the secret of the skill that the battery's runtime has."""
-    assert site.runtime is not None
-    return _values[Path(site.runtime.settings.data_dir)]
+    return _home(site).secret
 
 
 def outside_of(site: Site) -> Outside:
     """Returns the outside of which the caller's skill may reach a part."""
+    return _home(site).outside
+
+
+def front_of(site: Site) -> Front:
+    """Returns the HTTP front of the battery's runtime."""
+    return _home(site).front
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """The parts of a battery's runtime."""
+
+    secret: str
+    outside: Outside
+    front: Front
+
+
+_homes: dict[Path, _Home] = {}
+
+
+def _home(site: Site) -> _Home:
     assert site.runtime is not None
-    return _outsides[Path(site.runtime.settings.data_dir)]
-
-
-_values: dict[Path, str] = {}
-_outsides: dict[Path, Outside] = {}
+    return _homes[Path(site.runtime.settings.data_dir)]
 
 
 def _write_skill(directory: Path, manifest: str, main: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +100,7 @@ class Site(Place):
         asked = dict(params) if self.isolation is None else {**params, "isolation": self.isolation}
         if self.moved and "code" in asked:
             asked["code"] = moved(asked["code"])
-        report = report_of(Run.of(await self._patiently(method, asked)))
+        report = report_of(Run.of(await patiently(lambda: self.caller.call(method, asked))))
         self.enforced.update(report.raw.get("enforced") or {})
         self.outcomes.add(str(report.raw.get("outcome") or ""))
         return report
@@ -112,15 +112,17 @@ class Site(Place):
         assert self.runtime is not None
         return await table.invoke(self.runtime.app, who, method, params)
 
-    async def _patiently(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        for turn in range(_PATIENCE):
-            try:
-                return await self.caller.call(method, params)
-            except SkillyardError as error:
-                if error.code != _BUSY or turn == _PATIENCE - 1:
-                    raise
-            await asyncio.sleep(_PAUSE_S)
-        raise AssertionError("unreachable")
+
+async def patiently(call: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+    """Returns the result of a call, which is repeated for ten seconds while it is Busy."""
+    for turn in range(_PATIENCE):
+        try:
+            return await call()
+        except SkillyardError as error:
+            if error.code != _BUSY or turn == _PATIENCE - 1:
+                raise
+        await asyncio.sleep(_PAUSE_S)
+    raise AssertionError("unreachable")
 
 
 HEARTBEAT = "def main(args):\n    return {'echo': args['word']}\n"

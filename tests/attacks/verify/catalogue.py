@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.attacks.verify import egress_mutants, host_mutants, inside_mutants, limit_mutants, outside_mutants
+from tests.attacks.verify import (
+    egress_mutants,
+    host_mutants,
+    inside_mutants,
+    limit_mutants,
+    outside_mutants,
+    service_mutants,
+)
 
 MUTANTS = (
     *inside_mutants.MUTANTS,
@@ -10,6 +17,7 @@ MUTANTS = (
     *limit_mutants.MUTANTS,
     *egress_mutants.MUTANTS,
     *outside_mutants.MUTANTS,
+    *service_mutants.MUTANTS,
 )
 
 _OWN_PROCESS = (

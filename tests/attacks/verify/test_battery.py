@@ -36,6 +36,8 @@ SOME = {
 NEEDS_NAMESPACES = {"benign-asyncio", "benign-sockets"}
 NEEDS_A_WAY_OUT = {attack.name for attack in ATTACKS if attack.family == "egress"}
 """Isolations that give no run a network have nothing to get round."""
+NEEDS_PORTS = {attack.name for attack in ATTACKS if attack.family in ("answers", "callers", "floods")}
+"""Isolations that forward no ports expose no services."""
 TELLS_NOTHING_IN_GVISOR = {
     *(f"namespaces-shared-{kind}" for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")),
     "disk-inodes", "disk-directories", "disk-hard-links", "privileges-mapped-ids", "processes-peer-number",
@@ -96,7 +98,10 @@ async def test_every_attack_at_the_landlock_level(tmp_path: Path) -> None:
 async def test_every_attack_in_gvisor(tmp_path: Path) -> None:
     if reason := absent():
         pytest.skip(reason)
-    assert await fought("gvisor", tmp_path, ATTACKS) <= MAY_NOT_APPLY | TELLS_NOTHING_IN_GVISOR | NEEDS_A_WAY_OUT
+    assert (
+        await fought("gvisor", tmp_path, ATTACKS)
+        <= MAY_NOT_APPLY | TELLS_NOTHING_IN_GVISOR | NEEDS_A_WAY_OUT | NEEDS_PORTS
+    )
 
 
 def _break_off(place: Path, seen: list[Canaries]) -> None:

@@ -58,7 +58,7 @@ def logging_to(stream: TextIO | None = None, *, level: str = "info", style: LogF
     root, previous = logging.getLogger(), logging.getLogger().level
     root.addHandler(entrance)
     root.setLevel(level.upper())
-    _quieten_uvicorn(root.level)
+    quieten_uvicorn(root.level)
     listener.start()
     try:
         yield
@@ -89,7 +89,7 @@ class _Entrance(QueueHandler):
             self._dropped = 0
 
 
-def _quieten_uvicorn(level: int) -> None:
+def quieten_uvicorn(level: int) -> None:
     """Leaves out uvicorn's lines about its start, its stop and malformed requests.
 
     The server counts malformed requests instead: nobody fills the disk without a token.

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from skillyard.testing.attacks import FAMILIES
 from skillyard.testing.attacks.attack import Attack
-from skillyard.verify.families import channel, commands, egress, installation, policy, principals, publishing, secrets
+from skillyard.verify.families import (
+    answers,
+    callers,
+    channel,
+    commands,
+    egress,
+    floods,
+    installation,
+    policy,
+    principals,
+    publishing,
+    secrets,
+)
 
 _ALL = (
     *FAMILIES, egress.EGRESS, channel.CHANNEL, channel.RESULTS, secrets.SECRETS, commands.COMMANDS,
+    answers.ANSWERS, callers.CALLERS, floods.FLOODS,
     principals.PRINCIPALS, principals.PROFILES,
     publishing.PUBLISHING, installation.RANDOMNESS, installation.BENIGN, policy.POLICY,
 )  # fmt: skip
 _ORDER = (
     "files", "proc", "writing", "special-files", "privileges", "namespaces", "syscalls", "entries", "processes",
     "network", "egress", "memory", "objects", "limits", "disk", "channel", "results", "secrets", "commands",
-    "principals", "profiles", "publishing", "leftovers", "poisoning", "randomness", "policy", "canaries", "benign",
+    "answers", "callers", "floods", "principals", "profiles", "publishing", "leftovers", "poisoning", "randomness",
+    "policy", "canaries", "benign",
 )  # fmt: skip
 
 
