@@ -14,7 +14,7 @@ from skillyard.faces.cli.failures import exit_codes_help, reported
 from skillyard.faces.cli.inputs import stand_in
 
 _HERE = "skillyard.faces.cli"
-_GROUPS = ("environment", "blob", "runs", "job", "service", "session", "policy", "secret", "token")
+_GROUPS = ("environment", "blob", "runs", "job", "service", "session", "policy", "secret", "token", "image")
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": (f"{_HERE}.commands.installation", "serve"),
     "run": (f"{_HERE}.commands.run", "run"),

@@ -6,6 +6,7 @@ imports the standard library and the guest alone, and runs from the guest's bund
     python3 -I -S guest.pyz agent listen PATH|fd:N    serve a unix socket in the foreground: the command of a container
     python3 -I -S guest.pyz agent start PATH          the same in the background; returns when the socket is there
     python3 -I -S guest.pyz agent connect PATH        join standard input and output to the socket: one channel
+    python3 -I -S guest.pyz agent text PATH           the same, its output as text for a way that takes nothing else
     python3 -I -S guest.pyz agent device PATH         serve a character device (virtio-serial), again after a hang-up
 
 So a channel is the standard input and output of ``connect`` under ``docker exec -i``, ssh or a remote command, or a

@@ -1,4 +1,4 @@
-"""The agent as a command: ``listen``, ``start``, ``connect`` and ``device`` (:mod:`skillyard.guest.agent`).
+"""The agent as a command: ``listen``, ``start``, ``connect``, ``text`` and ``device`` (:mod:`skillyard.guest.agent`).
 
 Its settings are a JSON object::
 
@@ -31,6 +31,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from .kernel import Fork
@@ -53,7 +54,7 @@ _REOPEN_S = 0.1
 _LISTENS_S = 10.0
 _BACKLOG = 16
 _READY = b"ready\n"
-_USAGE = "usage: agent listen PATH|fd:N | start PATH | connect PATH | device PATH"
+_USAGE = "usage: agent listen PATH|fd:N | start PATH | connect PATH | text PATH | device PATH"
 
 
 def main(arguments: list[str], bundle: str) -> int:
@@ -145,6 +146,15 @@ def _device(where: str, bundle: str) -> int:
 
 def _connect(where: str, _: str) -> int:
     """Joins standard input and output to the socket, until either ends."""
+    return _join(where, bytes)
+
+
+def _text(where: str, _: str) -> int:
+    """The same, with each byte of the output as the character of that number, in UTF-8."""
+    return _join(where, lambda data: data.decode("latin-1").encode())
+
+
+def _join(where: str, told: Callable[[bytes], bytes]) -> int:
     from .kernel import be_undumpable
 
     be_undumpable()  # no program of the same user can write into it, and be spared in its place
@@ -158,7 +168,7 @@ def _connect(where: str, _: str) -> int:
             data = os.read(fd, 256 * 1024)
             if not data:
                 return 0
-            view = memoryview(data)
+            view = memoryview(data if fd == 0 else told(data))
             while view:
                 view = view[os.write(ways[fd], view) :]
 
@@ -250,4 +260,4 @@ def _is_served(where: str) -> bool:
     return True
 
 
-_MODES = {"listen": _listen, "start": _start, "connect": _connect, "device": _device}
+_MODES = {"listen": _listen, "start": _start, "connect": _connect, "text": _text, "device": _device}

@@ -1,0 +1,73 @@
+"""The template of machines: a Dockerfile, the stage, the guest and packages by content."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+
+from skillyard.domain.errors import InvalidInput
+from skillyard.sandbox.e2b import stage
+from skillyard.sandbox.guest_argv import guest_bundle
+
+BASE = f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim-bookworm"
+"""Packages of a run are for the server's own version of Python."""
+DOCKERFILE, START, CONTEXT = "e2b.Dockerfile", "start.sh", "skillyard"
+_PACKAGES = "bash bubblewrap ca-certificates mount procps util-linux"
+_TEXT = """\
+FROM {base}
+RUN apt-get update && apt-get install -y --no-install-recommends {packages} && rm -rf /var/lib/apt/lists/*
+COPY {context} {baked}
+COPY {start} {baked}/{start}
+RUN chmod -R a+rX,go-w {baked}
+"""
+_START = """\
+#!/bin/sh
+# The start command of the template. It fails where a tool is missing, and leaves in memory what every sandbox reads.
+set -e
+mkdir -p -m 0755 {root}
+python3 -I -S {baked}/stage.py look
+python3 -I -S {baked}/guests/{guest}.pyz agent 2>/dev/null || [ $? = 64 ]
+"""
+
+
+def guest_name() -> str:
+    """Returns the name of this release's guest, by its content."""
+    return hashlib.sha256(guest_bundle()).hexdigest()[:32]
+
+
+def stage_source() -> bytes:
+    """Returns the stage as it runs in a machine."""
+    return (resources.files("skillyard.sandbox.e2b") / "stage.py").read_bytes()
+
+
+def write_template(directory: Path, base: str, packages: Mapping[str, Path]) -> list[Path]:
+    """Writes the files that a template is built of, in a new or empty directory; returns them.
+
+    ``base`` is an image with Python 3.11 or newer and apt. ``packages`` are directories by the digest of their content.
+    Raises InvalidInput.
+    """
+    if directory.exists() and any(directory.iterdir()):
+        raise InvalidInput("DIRECTORY", "must be new or empty", str(directory))
+    if not base or any(c.isspace() or not c.isprintable() for c in base):
+        raise InvalidInput("--base", "must be the name of an image", base)
+    guest, context = guest_name(), directory / CONTEXT
+    (context / "guests").mkdir(parents=True)
+    (context / "content").mkdir()
+    files = {
+        directory / DOCKERFILE: _TEXT.format(
+            base=base, packages=_PACKAGES, context=CONTEXT, baked=stage.BAKED, start=START
+        ).encode(),
+        directory / START: _START.format(root=stage.ROOT, baked=stage.BAKED, guest=guest).encode(),
+        context / "stage.py": stage_source(),
+        context / "guests" / f"{guest}.pyz": guest_bundle(),
+    }
+    for path, data in files.items():
+        path.write_bytes(data)
+    (directory / START).chmod(0o755)
+    for digest, source in packages.items():
+        shutil.copytree(source, context / "content" / digest, symlinks=True)
+    return [*files, *(context / "content" / digest for digest in packages)]
