@@ -34,7 +34,7 @@ def main(home: Path) -> None:
         loud = start(first, {}, code=CHATTER)
         until(lambda: _length(first, loud) > 100_000, 30, "it writes its log")
         before = len(footprint.glance().sandboxed)
-        _fill(ballast)
+        fill(ballast)
         until(lambda: len(footprint.glance().sandboxed) < before, 40, "its log has no room")
         first.kill()
         ballast.unlink()
@@ -58,7 +58,7 @@ def _length(server: Server, run_id: str) -> int:
         return int(client.call("runs.logs", {"run_id": run_id, "max_bytes": 200_000})["next_offset"])
 
 
-def _fill(ballast: Path) -> None:
+def fill(ballast: Path) -> None:
     with ballast.open("wb", buffering=0) as file:
         try:
             while file.write(bytes(4096)):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from skillyard.client.errors import RpcError
-from tests.crash import full_disk
+from tests.crash import full_disk, full_store
 from tests.crash.detached import begun_mark, check, ended, start, steps_of
 from tests.crash.leftovers import Footprint, gone, idle, until
 from tests.crash.programs import BRIEF
@@ -24,6 +24,7 @@ from tests.crash.store import contradictions
 KNOCK_OUT = Path(__file__).parents[1] / "hosts" / "knock_out.py"
 BOUND_S = 120.0
 DAY_S = 86400
+DAY_MS = 1000 * DAY_S
 SET_CLOCK = """
 import os, pathlib, time
 
@@ -120,7 +121,7 @@ def test_a_wall_clock_that_is_set_ends_no_run_and_prolongs_none(tmp_path: Path, 
         ahead.write_text(str(ahead_s))
         beside = client.run_code(BRIEF, {"n": 3, "seconds": 1}, limits=SMALL)
         assert beside.output == {"n": 3}
-        assert abs(beside["usage"]["wall_ms"] - 1000) < DAY_S
+        assert abs(beside["usage"]["wall_ms"] - 1000) < DAY_MS
         assert client.call("runs.show", {"run_id": timed})["run"]["status"] == "running"
         first.kill()
     ahead.write_text("0")
@@ -130,7 +131,7 @@ def test_a_wall_clock_that_is_set_ends_no_run_and_prolongs_none(tmp_path: Path, 
         assert timeout_ms <= late["usage"]["wall_ms"] < 2 * timeout_ms
         check(second, run_id, mark, args)
         usage = client.call("runs.show", {"run_id": run_id})["run"]["usage"]
-        assert all(0 <= usage[name] < DAY_S for name in ("wall_ms", "startup_ms", "queued_ms")), usage
+        assert all(0 <= usage[name] < DAY_MS for name in ("wall_ms", "startup_ms", "queued_ms")), usage
         idle(footprint)
         assert second.stop() == 0, second.log()
     gone(footprint)
@@ -141,12 +142,26 @@ def test_a_wall_clock_that_is_set_ends_no_run_and_prolongs_none(tmp_path: Path, 
 def test_the_disk_is_full_while_a_log_is_written(tmp_path: Path) -> None:
     """A server and its runs in a small file system, see :mod:`tests.crash.full_disk`."""
     disk = tmp_path / "disk"
-    disk.mkdir(mode=0o700)
-    knock = [sys.executable, str(KNOCK_OUT), f"small_disk:{disk}=24m", "--"]
+    assert _in_small_disk(full_disk.__name__, disk, disk, "24m") == {"left": []}
+
+
+@pytest.mark.timeout(300)
+def test_the_store_is_full_while_output_of_tasks_is_taken(tmp_path: Path) -> None:
+    """The blobs of a server are in a small file system, see :mod:`tests.crash.full_store`."""
+    with Server(data_dir := tmp_path / "data"):
+        pass  # makes the directory
+    told = _in_small_disk(full_store.__name__, data_dir, data_dir / "blobs", "12m")
+    assert told["kept"] > 1024 * 1024
+
+
+def _in_small_disk(module: str, directory: Path, disk: Path, size: str) -> Any:
+    """Runs a module on a directory, in which ``disk`` is a file system of that size; returns what it prints."""
+    disk.mkdir(mode=0o700, exist_ok=True)
+    knock = [sys.executable, str(KNOCK_OUT), f"small_disk:{disk}={size}", "--"]
     tried = subprocess.run([*knock, "true"], capture_output=True, text=True, timeout=BOUND_S)
     if tried.returncode:
         pytest.skip(f"a small file system cannot be mounted here: {tried.stderr.strip().rpartition(chr(10))[2]}")
-    command = [*knock, sys.executable, "-m", full_disk.__name__, str(disk)]
+    command = [*knock, sys.executable, "-m", module, str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"left": []}
+    return json.loads(done.stdout)

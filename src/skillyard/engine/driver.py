@@ -30,6 +30,7 @@ from skillyard.engine.runs.collect import BlobSink, BlobTarget, Broken, Channel,
 from skillyard.engine.runs.failure import Failure, LeftBehind, cancelled, ended_by, lacking, raised, with_stack
 from skillyard.engine.runs.grant import Job
 from skillyard.engine.runs.log import NO_LOG, Log, LogInParts, keep_log
+from skillyard.engine.runs.patience import Patience
 from skillyard.engine.runs.record import FinalRecord, Findings, NeverStarted
 from skillyard.engine.runs.task_record import KeptSandbox
 from skillyard.engine.tasks import Tasks
@@ -230,7 +231,8 @@ class Driver:
             ending = self._loan.own(await process.wait()) if self._loan.session else await process.wait()
             if ending.cut_off and self._ledger is not None:
                 await self._kept.check_gone()
-            if taking is not None:
+            if taking is not None and self._parts is not None:
+                self._parts.end()
                 await taking
             return broken, ending
         finally:
@@ -408,7 +410,10 @@ class Driver:
             self._active.live = Live(self._tools.clock.now, tell)
         taken, longer_s = self._record.offsets.log, self._job.limits.timeout_ms / 1000
         ring = self._tools.log_bytes if self._job.at_cap is AtCap.RING else None
-        return LogInParts(self._logs, self._target, taken, self._ledger.took, longer_s, self._active.live, ring)
+        patience = Patience(self._active.log_stalls)
+        return LogInParts(
+            self._logs, self._target, taken, self._ledger.took, longer_s, patience, self._active.live, ring
+        )
 
     def _remaining_s(self) -> float:
         if self._record.deadline is None:

@@ -103,9 +103,15 @@ class Silence:
 
     def begin(self) -> None:
         """Counts from now on."""
-        if self._after_s is not None:
+        if self._after_s is not None and not self.lasts:
             self._since = asyncio.get_running_loop().time()
             self._look()
+
+    def pause(self) -> None:
+        """Counts no longer, until it begins anew."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def broken(self) -> None:
         """There is output."""
@@ -119,9 +125,8 @@ class Silence:
 
     def end(self) -> None:
         """Nothing is told any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self._after_s, self.lasts = None, None, False
+        self.pause()
+        self._after_s, self.lasts = None, False
 
     def _look(self) -> None:
         if self._after_s is None:

@@ -128,6 +128,9 @@ _STATUS: dict[str, Schema] = {
     "finished_at": NUMBER_OR_NULL,
     "last_output_at": described(NUMBER_OR_NULL, "of a task at work; null while this server heard nothing of it"),
     "quiet": described(BOOLEAN, "it works, and wrote nothing for quiet_after_sec"),
+    "log_problem": described(
+        STRING, "why output is not taken now, such as a full store, or was not kept; empty where it is"
+    ),
     "attempt": described(INTEGER, "the number of the attempt that is told of; 1 for the first"),
     "max_attempts": INTEGER,
     "attempts": list_of(ATTEMPT, "the attempts before it, whose sandboxes were lost"),
@@ -406,6 +409,7 @@ TABLE = (
                 "offset": INTEGER,
                 "next_offset": described(INTEGER, "counts bytes of both streams and of the marks between them"),
                 "dropped": described(INTEGER, "bytes before the chunks that are not kept any more"),
+                "log_problem": described(STRING, "why output of a task at work is not taken now; empty where it is"),
                 "running": BOOLEAN,
                 "complete": described(BOOLEAN, "the task has ended and this is the end of its output"),
             }

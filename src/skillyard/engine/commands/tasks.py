@@ -22,7 +22,7 @@ from skillyard.engine.commands.ending import NO_CODE
 from skillyard.engine.commands.output import BOTH, Unmarker
 from skillyard.engine.commands.service import CANCELED, SUCCEEDED, CommandService, artifact, status_of
 from skillyard.engine.commands.tails import Tail, tails_at_end
-from skillyard.engine.runs.active import ActiveRuns, Drain, Waiting
+from skillyard.engine.runs.active import ActiveRun, ActiveRuns, Drain, Waiting
 from skillyard.engine.runs.history import RunHistory
 from skillyard.engine.runs.log_pages import LogPage
 from skillyard.engine.runs.service import RunService
@@ -187,6 +187,7 @@ class TaskService:
             "offset": page.offset,
             "next_offset": page.next_offset,
             "dropped": page.dropped,
+            "log_problem": page.problem,
             "running": page.running,
             "complete": page.complete,
         }
@@ -221,6 +222,7 @@ class TaskService:
             "finished_at": record.ended_at,
             "last_output_at": heard_at,
             "quiet": live and active is not None and active.live is not None and active.live.silence.lasts,
+            "log_problem": _log_problem(record, active),
             "attempt": len(record.attempts) + 1,
             "max_attempts": record.max_attempts,
             "attempts": list(record.attempts),
@@ -386,6 +388,13 @@ def how_it_serves(record: RunRecord) -> dict[str, Any]:
     if record.service is None:
         return {"mode": BATCH, "startup_ready": record.started_at is not None}
     return {"mode": SERVICE, "startup_ready": record.status.live and bool(record.service.get("ready"))}
+
+
+def _log_problem(record: RunRecord, active: ActiveRun | None) -> str:
+    """Returns why output is not taken now, or was not kept of a task that succeeded. The reason of others has it."""
+    if record.status.live:
+        return "" if active is None else active.log_problem
+    return record.reason if status_of(record) == SUCCEEDED else ""
 
 
 def _health(service: Mapping[str, Any]) -> dict[str, Any]:

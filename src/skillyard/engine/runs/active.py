@@ -31,7 +31,7 @@ class ActiveRun:
 
     ``ledger`` is there when it outlives its server. ``cancel_reason`` is set once somebody asked it to end.
     ``redactor`` makes a fresh one for each reading of its log. ``interrupt`` ends its waiting, before it has a sandbox.
-    ``live`` hears the output of a command.
+    ``live`` hears the output of a command. ``log_problem`` says why its output is not taken now.
     """
 
     run_id: str
@@ -43,6 +43,7 @@ class ActiveRun:
     process: Process | None = None
     sandbox: Sandbox | None = None
     cancel_reason: str | None = None
+    log_problem: str = ""
     interrupt: Callable[[], object] | None = None
     _waiters: list[asyncio.Future[None]] = field(default_factory=list)
     _starters: list[asyncio.Future[None]] = field(default_factory=list)
@@ -55,6 +56,16 @@ class ActiveRun:
     def starts_again(self) -> None:
         """Its sandbox is gone, and it waits for another one."""
         self.process = self.sandbox = self.live = self.network = None
+        self.log_problem = ""
+
+    def log_stalls(self, why: str) -> None:
+        """Notes why output is not taken now; empty once it is. A command that nobody hears is not silent."""
+        self.log_problem = why
+        if self.live is not None:
+            if why:
+                self.live.silence.pause()
+            else:
+                self.live.silence.begin()
 
     def starting(self) -> asyncio.Future[None]:
         """Done when its program is started, or its last record is written."""

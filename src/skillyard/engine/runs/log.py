@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from skillyard.domain.errors import BlobNotFound, OutputDropped, SkillyardError
 from skillyard.domain.sandbox.spec import Stream
@@ -13,6 +14,7 @@ from skillyard.domain.work.record import LogPlace
 from skillyard.engine.commands.output import MARK_EVERY, STDOUT, stream_at
 from skillyard.engine.commands.tails import Live
 from skillyard.engine.runs.collect import INLINE, BlobTarget, Took
+from skillyard.engine.runs.patience import Patience
 from skillyard.engine.secrets.redact import Redaction
 from skillyard.engine.text import cut_head, cut_tail
 from skillyard.ports.sandbox import Process
@@ -141,17 +143,20 @@ class LogInParts:
         taken: LogPlace,
         took: Took,
         longer_s: float,
+        patience: Patience,
         live: Live | None = None,
         ring: int | None = None,
     ) -> None:
         """``taken`` is where an earlier server was; ``took`` notes in the record where this one is.
 
-        A part is kept ``longer_s`` than other blobs: until the run has ended. ``live`` hears the output of a command.
+        A part is kept ``longer_s`` than other blobs: until the run has ended. ``patience`` waits for a store that
+        fails: output stays in the sandbox meanwhile. ``live`` hears the output of a command.
         With ``ring`` the last so many bytes are kept, and it can be read at work by :meth:`page`.
         """
         self._redaction = redaction
         self._target = target
         self._took = took
+        self._patience = patience
         self._live = live
         ttl_s = None if target.ttl_s is None else target.ttl_s + longer_s
         self._part_target = replace(target, ttl_s=ttl_s)
@@ -171,17 +176,13 @@ class LogInParts:
     async def take(self, process: Process) -> None:
         """Takes the log as it comes, to its end.
 
-        Where a part cannot be stored, it ends earlier, and :meth:`keep` reads the rest. Raises LeftBehind.
+        Where a part cannot be stored when the program has ended, :meth:`keep` reads the rest. Raises LeftBehind.
         """
         part, silence = self._part, None if self._live is None else self._live.silence
         if silence is not None:
             silence.begin()
         try:
-            if self._target.again:  # stored by an earlier server, which did not come to note it
-                await self._target.store.delete(self._id(self._taken.parts))
-                await self._tell_last_part()
-            if self._ring is not None:
-                await self._measure()
+            await self._patience.through(self._look_back)
             async for piece in self._pieces(process, anew=self._ring is not None):
                 if self._live is not None:
                     self._live.hear(piece)
@@ -196,6 +197,19 @@ class LogInParts:
             if silence is not None:
                 silence.end()
         self._rest = bytes(part)
+
+    def end(self) -> None:
+        """Says that the program has ended: what cannot be stored now is not waited for."""
+        self._patience.end()
+
+    async def _look_back(self) -> None:
+        """Finds out what an earlier server stored."""
+        if self._target.again:  # it may have stored one more part, which it did not come to note
+            await self._target.store.delete(self._id(self._taken.parts))
+        if self._ring is not None:
+            await self._measure()
+        if self._target.again:
+            await self._tell_last_part()
 
     async def page(self, offset: int, most: int, first_s: float) -> tuple[bytes, int, str]:
         clock = asyncio.get_running_loop().time
@@ -250,8 +264,7 @@ class LogInParts:
         It removes those that the server had no time to remove.
         """
         taken = self._taken
-        for number in range(max(0, taken.first - _MOST_LEFT), taken.first):
-            await self._target.store.delete(self._id(number))
+        await self._remove(range(max(0, taken.first - _MOST_LEFT), taken.first))
         sizes: list[int] = []
         for number in reversed(range(taken.first, taken.parts)):
             info = await self._target.store.stat(self._id(number))
@@ -266,7 +279,7 @@ class LogInParts:
     async def _tell_last_part(self) -> None:
         last = self._taken.parts - 1
         if self._live is not None and last >= 0:
-            with suppress(BlobNotFound):
+            with suppress(SkillyardError):
                 async for piece in self._target.store.read(self._id(last)):
                     self._live.before(piece, first=last == 0)
 
@@ -328,7 +341,7 @@ class LogInParts:
         taken, redactor = self._taken, self._redactor
         number, sizes = taken.parts, [*(self._sizes or ()), len(part)]
         self._most = number + 1
-        await self._part_target.create(self._id(number), _KIND, part)
+        await self._patience.through(self._storing(self._id(number), part))
         while self._ring is not None and len(sizes) > 1 and sum(sizes) + self._part_bytes > self._ring:
             sizes.pop(0)
         if self._ring is not None:
@@ -337,11 +350,26 @@ class LogInParts:
         if self._ring is not None:
             size = taken.size + len(part)
             place = replace(place, first=number + 1 - len(sizes), size=size, gone=size - sum(sizes))
-        await self._note(place)
+        await self._patience.through(partial(self._note, place))
         self._sizes = sizes
         self._part.clear()
-        for old in range(taken.first, place.first):
-            await self._target.store.delete(self._id(old))
+        await self._patience.through(partial(self._remove, range(taken.first, place.first)))
+
+    def _storing(self, blob_id: str, part: bytes) -> Callable[[], Awaitable[None]]:
+        tries = 0
+
+        async def store() -> None:
+            nonlocal tries
+            tries += 1
+            if tries > 1:  # one before may have stored it and have failed to say so
+                await self._target.store.delete(blob_id)
+            await self._part_target.create(blob_id, _KIND, part)
+
+        return store
+
+    async def _remove(self, numbers: range) -> None:
+        for number in numbers:
+            await self._target.store.delete(self._id(number))
 
     async def _begin_anew(self, dropped: int) -> None:
         """Keeps nothing of the log before a gap: more than a ring holds came behind it.
@@ -351,11 +379,10 @@ class LogInParts:
         self._redactor.mark()
         taken, size = self._taken, self._taken.size + len(self._part) + dropped
         place = replace(self._redactor.place(self._read), parts=taken.parts, first=taken.parts, size=size, gone=size)
-        await self._note(place)
+        await self._patience.through(partial(self._note, place))
         self._sizes = []
         self._part.clear()
-        for old in range(taken.first, taken.parts):
-            await self._target.store.delete(self._id(old))
+        await self._patience.through(partial(self._remove, range(taken.first, taken.parts)))
 
     async def _note(self, place: LogPlace) -> None:
         await self._took(lambda held: replace(held, offsets=replace(held.offsets, log=place)))

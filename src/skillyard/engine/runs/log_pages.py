@@ -75,6 +75,7 @@ class _Reading:
 @dataclass(frozen=True, slots=True)
 class LogPage:
     """A page of a run's log, from ``offset`` on. ``dropped`` bytes at its beginning are not kept any more.
+    ``problem`` says why output of a run at work is not taken now.
 
     ``data`` is without secrets. The log of a command has marks, and its page begins in ``stream``.
     """
@@ -88,6 +89,7 @@ class LogPage:
     dropped: int
     running: bool
     complete: bool
+    problem: str = ""
 
     @property
     def news(self) -> bool:
@@ -147,7 +149,9 @@ class LogPages:
             data = data if last else _whole(data, marked=marked)
         running = active is not None or record.status.live
         end = offset + dropped + len(data)
-        return LogPage(record.run_id, data, marked, stream, offset, end, dropped, running, last and not running)
+        problem = "" if active is None else active.log_problem
+        over = last and not running
+        return LogPage(record.run_id, data, marked, stream, offset, end, dropped, running, over, problem)
 
     async def _of_attempt(self, record: RunRecord, offset: int, max_bytes: int) -> LogPage:
         """Returns a page of the log of an earlier attempt. Behind its end is the beginning of the next one."""

@@ -74,6 +74,7 @@ class _Stream:
         self._principal = principal
         self._asked = asked
         self._after, self._offset = place
+        self._log_problem = ""
         self._send = send
 
     async def run(self, beat_s: float, over: Callable[[], bool]) -> dict[str, Any]:
@@ -114,8 +115,12 @@ class _Stream:
                 await self._event("state", event)
             return bool(page["events"])
         self._offset = page["next_offset"]
+        changed = bool(page["log_problem"] != self._log_problem)
+        if changed:
+            self._log_problem = page["log_problem"]
+            await self._event("log", {"problem": self._log_problem})
         if not page["chunks"] and not page["dropped"]:
-            return False
+            return changed
         told = ("chunks", "offset", "next_offset", "dropped")
         await self._event("output", {key: page[key] for key in told})
         return True

@@ -279,13 +279,16 @@ def output(
     target: Target, task_id: str, agent: str | None, *, follow: bool, stream: str | None = None
 ) -> Iterator[tuple[str, str]]:
     """Yields the output to its present end, or with ``follow`` until the task has ended."""
-    offset, wait_ms = 0, _WAIT_MS if follow else None
+    offset, wait_ms, problem = 0, _WAIT_MS if follow else None, ""
     while True:
         page = target.call("skills.task_logs", _asked(task_id, agent, offset=offset, wait_ms=wait_ms, stream=stream))
         if page["next_offset"] < offset + page["dropped"] or page["dropped"] < 0:
             raise BadReply("the server's pages of the output do not follow each other")
         if page["dropped"]:
             click.echo(f"{page['dropped']} bytes of the output are not kept any more", err=True)
+        if page.get("log_problem", "") != problem:
+            problem = page["log_problem"]
+            emit_foreign(f"output is not taken now: {problem}" if problem else "output is taken again", err=True)
         for chunk in page["chunks"]:
             yield chunk["stream"], chunk["text"]
         if page["complete"] or (page["next_offset"] == offset and not follow):
