@@ -58,6 +58,9 @@ class App(BaseHTTPRequestHandler):
             self.end_headers()
             while True:
                 self.wfile.write(b"4\r\ntick\r\n")
+        elif path == "/slow":
+            threading.Event().wait(float(query))
+            self.answer(b"slow")
         elif path == "/large":
             self.send_response(200)
             self.send_header("Content-Length", str(int(query) * 65536))

@@ -8,12 +8,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from skillyard.faces.cli.loopback import MOST
+from tests.crash.leftovers import until
 from tests.crash.server import Server
 from tests.faces.server.test_services import PATIENCE_S, Yard
 
@@ -78,6 +80,42 @@ def test_a_program_that_has_said_all_gets_the_rest(yard: Yard) -> None:
             sock.shutdown(socket.SHUT_WR)
             said = b"".join(iter(lambda: sock.recv(65536), b""))
         assert said == b"300000 bytes"
+
+
+def test_a_request_whose_sender_has_said_all_gets_a_slow_answer(door: Door) -> None:
+    """Longer than the time for which a program is waited for whose end cannot be passed on."""
+    with ExitStack() as open_ones:
+        asking = [
+            open_ones.enter_context(_asked(door, "/slow?6.5", more)) for more in (b"", b"GET /again HTTP/1.1\r\n")
+        ]
+        for sock in asking:
+            said = b"".join(iter(lambda sock=sock: sock.recv(65536), b""))  # type: ignore[misc]
+            assert said.startswith(b"HTTP/1.1 200 "), said
+            assert said.endswith(b"slow"), said
+
+
+def test_programs_that_went_away_hold_no_connections(yard: Yard) -> None:
+    with Door(yard, yard.task_id) as near:
+        with ExitStack() as open_ones:
+            for _ in range(MOST):
+                open_ones.enter_context(_asked(near, "/slow?600"))
+            until(lambda: yard.get("/").status_code != 200, 30, "the service has as many connections as it may have")
+            assert not _answers(near)
+        until(lambda: _answers(near), 30, "connections of programs that are gone are free")
+
+
+def _asked(door: Door, path: str, more: bytes = b"") -> socket.socket:
+    """Returns a connection on which a program has sent a request, and has said all."""
+    sock = socket.create_connection(("127.0.0.1", door.port), PATIENCE_S)
+    sock.sendall(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1:{door.port}\r\n\r\n".encode() + more)
+    sock.shutdown(socket.SHUT_WR)
+    return sock
+
+
+def _answers(door: Door) -> bool:
+    with suppress(httpx2.TransportError):
+        return bool(httpx2.get(f"{door.url}/", timeout=PATIENCE_S).status_code == 200)
+    return False
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this host has no IPv6")

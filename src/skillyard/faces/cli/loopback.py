@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
 import re
+import socket
 import ssl
+import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -42,7 +45,9 @@ _PIECE = 65536
 _MOST_HEAD = 64 * 1024
 _CONNECT_S, _HEAD_S = 30.0, 30.0
 _AFTER_END_S = 5.0
-"""How long an answer is waited for when the program has said all, and its end is not passed on alone."""
+"""How long the rest is waited for when the end of what a program said cannot be passed on, and it may wait for that."""
+_LOOK_S = 5.0
+"""The time after which a program that has said all is looked for again."""
 _AGAIN_S = 1.0
 _WATCH_S = 20
 _LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [^\r\n]* HTTP/1\.[0-9]\r?\n")
@@ -136,8 +141,12 @@ class Loopback:
 
     def _is_ours(self, peer: tuple[str, int]) -> bool:
         """Returns whether the socket at the other end is of our user. One that is closed already is nobody's."""
+        return self._holds(peer, (str(os.getuid()),))
+
+    def _holds(self, peer: tuple[str, int], users: Sequence[str] = ()) -> bool:
+        """Returns whether a program, of ``users`` if any, has the socket at the other end."""
         ends = [_hex(*peer), _hex(HOST, self._listens_on)]
-        return _holds(_TABLE, ends) or _holds(_TABLE_6, [_MAPPED + end for end in ends])
+        return _is_held(_TABLE, ends, users) or _is_held(_TABLE_6, [_MAPPED + end for end in ends], users)
 
     async def _tunnelled(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await self._opened()
@@ -146,15 +155,14 @@ class Loopback:
         try:
             await asyncio.wait((back, forth), return_when=asyncio.FIRST_COMPLETED)
             if forth.done() and not forth.exception():
-                halves = not forth.result() and far_writer.can_write_eof()
-                if halves:
-                    far_writer.write_eof()
-                await asyncio.wait((back,), timeout=None if halves else _AFTER_END_S)
+                await self._rest(back, writer.get_extra_info("peername"), forth.result())
             elif back.done() and not back.exception() and not forth.done():
                 if writer.can_write_eof():
                     writer.write_eof()
                 await asyncio.wait((forth,), timeout=_AFTER_END_S)
         finally:
+            if not back.done():
+                _break_off(far_writer)
             for task in (back, forth):
                 task.cancel()
             results = await asyncio.gather(back, forth, return_exceptions=True)
@@ -162,6 +170,14 @@ class Loopback:
         for result in results:
             if isinstance(result, Exception):
                 raise result
+
+    async def _rest(self, back: asyncio.Task[None], peer: tuple[str, int], most_s: float) -> None:
+        """Waits for the rest of an answer to a program that has said all, while it is there."""
+        end = asyncio.get_running_loop().time() + most_s
+        while not back.done() and (left := end - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait((back,), timeout=min(left, _LOOK_S))
+            if not back.done() and _TABLE.exists() and not await asyncio.to_thread(self._holds, peer):
+                return
 
     async def _opened(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Returns a tunnel to the port. Raises Failure with the words of a server that refuses it."""
@@ -189,16 +205,21 @@ class Loopback:
 
     async def _forth(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, far: asyncio.StreamWriter
-    ) -> bool:
-        """Passes on what a program says, judged where it is HTTP, and returns whether it is."""
+    ) -> float:
+        """Passes on what a program says, judged where it is HTTP.
+
+        Returns how many seconds the rest of the answer is waited for.
+        """
         try:
             first = await _first(reader)
-            if not _LINE.match(first):
-                far.write(first)
-                await _copied(reader, far)
-                return False
-            await self._one_request(first, reader, far)
-            return True
+            if _LINE.match(first):
+                return await self._one_request(first, reader, far)
+            far.write(first)
+            await _copied(reader, far)
+            if not far.can_write_eof():
+                return _AFTER_END_S
+            far.write_eof()
+            return math.inf
         except _Refused as refused:
             said = f"{refused}\n".encode()
             head = f"HTTP/1.1 403 Forbidden\r\ncontent-type: text/plain\r\ncontent-length: {len(said)}\r\n"
@@ -206,8 +227,12 @@ class Loopback:
             await writer.drain()
             raise Failure(f"refused: {refused}") from None
 
-    async def _one_request(self, first: bytes, reader: asyncio.StreamReader, far: asyncio.StreamWriter) -> None:
-        """Passes one request on, written anew. A connection serves one, since each of them is judged."""
+    async def _one_request(self, first: bytes, reader: asyncio.StreamReader, far: asyncio.StreamWriter) -> float:
+        """Passes one request on, written anew. A connection serves one, since each of them is judged.
+
+        Returns how many seconds its answer is waited for. The end of a whole request is not passed on: servers take it
+        for a client that went away.
+        """
         ours, theirs = h11.Connection(h11.SERVER, _MOST_HEAD), h11.Connection(h11.CLIENT)
         ours.receive_data(first)
         while True:
@@ -224,15 +249,15 @@ class Loopback:
                 if upgrades:  # a websocket: its page was judged, and bytes follow
                     far.write(ours.trailing_data[0])
                     await _copied(reader, far)
-                    return
+                    return _AFTER_END_S
             elif isinstance(event, h11.Data | h11.EndOfMessage):
                 far.write(theirs.send(event) or b"")
                 await far.drain()
                 if isinstance(event, h11.EndOfMessage):
                     await reader.read(1)  # its end, or a request that "connection: close" does not allow
-                    return
+                    return math.inf
             else:
-                return
+                return _AFTER_END_S
 
     def _judge(self, request: h11.Request) -> None:
         """Raises _Refused for a request that a page of another site made.
@@ -278,14 +303,21 @@ async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
         await writer.drain()
 
 
-def _holds(table: Path, ends: list[str]) -> bool:
-    """Returns whether a connection of our user between these ends is in the table."""
+def _break_off(writer: asyncio.StreamWriter) -> None:
+    """Resets a connection, so that the server ends both directions."""
+    sock = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+def _is_held(table: Path, ends: list[str], users: Sequence[str]) -> bool:
+    """Returns whether the table has a connection between these ends, of ``users`` if any."""
     try:
         rows = [line.split() for line in table.read_text("ascii").splitlines()]
     except FileNotFoundError:  # a kernel without IPv6
         return False
-    ours = [row for row in rows if row[1:3] == ends and row[3] in _STANDING and row[7] == str(os.getuid())]
-    return any(row[9] != "0" for row in ours)  # one that its program has closed is shown as root's
+    found = [row for row in rows if row[1:3] == ends and row[3] in _STANDING and (not users or row[7] in users)]
+    return any(row[9] != "0" for row in found)  # one that its program has closed is shown as root's
 
 
 def _hex(address: str, port: int) -> str:
