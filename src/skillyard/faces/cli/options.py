@@ -23,6 +23,16 @@ def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Machine output: JSON alone on stdout.")(command)
 
 
+def wait_option(command: F) -> F:
+    """Adds ``wait``: seconds for a session that another call has, or None."""
+    return click.option(
+        "--wait",
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        help="How long to wait while another call has the session.  [default: the server's sessions.wait_ms]",
+    )(command)
+
+
 def data_dir_option(command: F) -> F:
     """Adds ``data_dir``: a Path, or None for the default."""
     return click.option(

@@ -27,6 +27,7 @@ from skillyard.faces.cli.options import (
     label_option,
     network_option,
     server_options,
+    wait_option,
 )
 
 if TYPE_CHECKING:
@@ -243,6 +244,7 @@ def _report(run: Run, saved: list[Path]) -> None:
 )
 @click.option("--session", metavar="NAME", help="As a cell of this session's interpreter, which keeps names.")
 @click.option("--restart", is_flag=True, help="Begin with a new interpreter of the session.")
+@wait_option
 @click.option("--agent", metavar="NAME", help="The agent that the session belongs to, where the token allows it.")
 @run_options
 def exec_(
@@ -252,6 +254,7 @@ def exec_(
     packages: tuple[str, ...],
     session: str | None,
     restart: bool,
+    wait: float | None,
     agent: str | None,
     **options: Any,
 ) -> None:
@@ -270,6 +273,8 @@ def exec_(
         params["environment"] = environment
     if packages:
         params["packages"] = list(packages)
+    if wait is not None:
+        params["wait_ms"] = round(wait * 1000)
     cell = {"session_id": session, "restart": restart, "agent": agent}
     perform("run_code", params | {name: value for name, value in cell.items() if value}, **options)
 

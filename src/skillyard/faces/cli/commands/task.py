@@ -21,6 +21,7 @@ from skillyard.faces.cli.options import (
     network_option,
     server_options,
     skill_argument,
+    wait_option,
 )
 from skillyard.faces.cli.render import calm, emit_fields, emit_foreign, emit_json, moment
 
@@ -45,6 +46,7 @@ _files = {
 @click.option("--env", "env", metavar="NAME=VALUE", multiple=True, help="A variable of the command. May repeat.")
 @click.option("--workdir", metavar="DIR", help="Below /workspace.  [default: skill, a writable copy of the skill]")
 @click.option("--session", metavar="NAME", help="Share /workspace with the other commands of this session.")
+@wait_option
 @click.option("--input", "inputs", metavar="[PATH=]FILE", multiple=True, help=_files["--input"])
 @click.option("--output", "outputs", metavar="PATH", multiple=True, help=_files["--output"])
 @click.option("--save", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help=_files["--save"])
@@ -81,6 +83,7 @@ def sh(
     env: tuple[str, ...],
     workdir: str | None,
     session: str | None,
+    wait: float | None,
     inputs: tuple[str, ...],
     outputs: tuple[str, ...],
     save: Path | None,
@@ -124,6 +127,7 @@ def sh(
         "env": _variables(env),
         "workdir": workdir,
         "session_id": session,
+        "wait_ms": None if wait is None else round(wait * 1000),
         "outputs": [{"path": path} for path in outputs],
         "limits": parse_limits(limits),
         "isolation": isolation,
