@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from skillyard.config.secrets import SecretSettings
     from skillyard.config.settings import Settings
     from skillyard.data_dir import DataDir
+    from skillyard.domain.secret import Secret
     from skillyard.domain.skill.skill import Finding
     from skillyard.engine.app import Ports
     from skillyard.engine.secrets.service import SecretBook
@@ -164,7 +165,21 @@ def make_backend(name: str, settings: Settings, run_dir: Path, plug: Plug | None
     """Returns the backend of that name as the settings say. Raises KeyError for an unknown name."""
     from skillyard.sandbox import registry
 
-    return registry.kind(name).make(registry.Place(run_dir, settings, plug))
+    return registry.kind(name).make(registry.Place(run_dir, settings, plug, _secret_finder(settings)))
+
+
+def _secret_finder(settings: Settings) -> Callable[[str, str, str], Awaitable[Secret | None]]:
+    """Returns a finder of sealed secrets, which opens their store when it is first asked."""
+    from skillyard.data_dir import DataDir
+
+    opened: list[SealedSecrets] = []
+
+    async def find(name: str, project: str, skill: str) -> Secret | None:
+        if not opened:
+            opened.append(make_sealed_stores(settings.secrets, DataDir(settings.data_dir))[0])
+        return await opened[0].find(name, project, skill)
+
+    return find
 
 
 async def write_e2b_template(

@@ -117,3 +117,47 @@ class OciSettings(Section):
         le=4_294_967_294,
         description="User and group id of programs inside. Change it where the host has an account of that id.",
     )
+
+
+class E2bSettings(Section):
+    """The e2b backend: machines of E2B, or of a server of yours that speaks its protocol."""
+
+    model_config = ConfigDict(title="e2b")
+
+    template: str = Field(
+        default="",
+        description="Template of machines, as `skillyard image e2b-template` writes one: its name or id at the "
+        "provider. Without one no machine is made.",
+    )
+    templates: tuple[str, ...] = Field(default=(), description="Further templates that a run may have, as its image.")
+    environments: dict[str, str] = Field(
+        default_factory=dict,
+        description="Templates by environment: runs in that environment get a machine of that template, which brings "
+        "the packages along.",
+    )
+    api_key_secret: str = Field(
+        default="E2B_API_KEY",
+        pattern=r"[A-Za-z_][A-Za-z0-9_]{0,127}",
+        description="Name of the secret that holds the provider's API key. It must be stored for the project "
+        "`skillyard` and the skill `skillyard-e2b`, so that no run gets it; variables of the server are not asked.",
+    )
+    domain: str = Field(
+        default="e2b.app",
+        pattern=r"[A-Za-z0-9.-]{1,253}",
+        description="Domain of the provider: its API is `https://api.DOMAIN`.",
+    )
+    api_url: str = Field(default="", description="Address of a self-hosted API, in place of that of the domain.")
+    sandbox_url: str = Field(
+        default="", description="Address by which a self-hosted provider's machines are reached, all of them."
+    )
+    http_version: Literal["1.1", "2"] = Field(
+        default="2", description="Version of HTTP; `1.1` where something on the way mishandles version 2."
+    )
+    request_timeout_s: float = Field(default=60.0, gt=0, le=600, description="Time that one request may take.")
+    max_ttl_s: int = Field(
+        default=3600,
+        ge=300,
+        le=86_400,
+        description="Longest time for which the provider keeps a machine that nobody renews. A task that a stopped "
+        "server left ends after it.",
+    )

@@ -5,7 +5,7 @@ A backend is a module with a ``KIND`` and one line in :data:`BACKENDS`. It is im
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +15,7 @@ from skillyard.domain.sandbox.guarantees import AUTO, Nature
 
 if TYPE_CHECKING:
     from skillyard.config.sections import Sections
+    from skillyard.domain.secret import Secret
     from skillyard.ports.gate import Plug
     from skillyard.ports.sandbox import Backend
 
@@ -24,6 +25,7 @@ BACKENDS: dict[str, str] = {
     "landlock": "skillyard.sandbox.native.grounds.landlock.backend",
     "oci": "skillyard.sandbox.oci.backend",
     "srt": "skillyard.sandbox.srt.backend",
+    "e2b": "skillyard.sandbox.e2b.backend",
 }
 """The module of each backend by name, best rank first, so that few are imported."""
 
@@ -32,12 +34,14 @@ BACKENDS: dict[str, str] = {
 class Place:
     """The surroundings of a backend.
 
-    It keeps the state of running sandboxes in ``run_dir`` and plugs sandboxes with a network into ``plug``.
+    It keeps the state of running sandboxes in ``run_dir`` and plugs sandboxes with a network into ``plug``. ``secret``
+    finds the operator's own secrets by name, project and skill.
     """
 
     run_dir: Path
     settings: Sections
     plug: Plug | None = None
+    secret: Callable[[str, str, str], Awaitable[Secret | None]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ ROOT = Path("/run/skillyard")
 BAKED = Path("/opt/skillyard")
 """Everything of ours that a template brings along."""
 SOCKET = ROOT / "agent.sock"
+AGENT = ROOT / "guest.pyz"
+"""The guest of the agent that runs, whatever this file is later."""
 PLACES = {"workspace": "/workspace", "tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108 - of the sandbox
 GUEST = "/run/guest.pyz"
 TOOLS = ("bwrap", "setpriv", "setsid", "mount")
@@ -80,6 +82,7 @@ def _start(at: Path) -> dict[str, Any]:
     if order["filters"].get(os.uname().machine) is None:
         raise ValueError(f"no filter of system calls is known for {os.uname().machine}")
     _unpack(order)
+    AGENT.symlink_to(order["guest"])
     groups = _group(order["group"])
     _make_places(order)
     return {"pid": _launch(order, groups), "groups": sorted(groups)}

@@ -89,7 +89,7 @@ def body(
         "single": spec.single,
         "lease_s": LEASE_S if spec.owner is Owner.RUN else None,
         "timeout_ms": spec.limits.timeout_ms,
-        "limits": _resources(spec.limits),
+        "limits": resources(spec.limits),
         "filters": calls.exact(image.architecture),
     }
     return {
@@ -143,7 +143,7 @@ def _host(spec: SandboxSpec, image: Image, around: Surroundings, packages: str) 
     }
 
 
-def _resources(limits: Limits) -> dict[str, int]:
+def resources(limits: Limits) -> dict[str, int]:
     """Returns the limits of each process, by number, as the native sandboxes have them.
 
     The agent sets them: an engine would hold its runtime to them, too. A core limit of 1 keeps crashes from the host's

@@ -73,7 +73,7 @@ def judge(seen: Mapping[str, Any], spec: SandboxSpec, processors: int, facts: Ma
     """Returns the probe, from what :data:`LOOK` told of a container made for ``spec``."""
     here = seen["boot"] == _boot()
     level = Level.KERNEL if here else Level.PROVIDER
-    walls = {name: _held(held, name, level) for name, held in _walls(seen).items()}
+    walls = {name: _held(held, name, level) for name, held in walls_of(seen, _spaces()).items()}
     walls["landlock"] = Protection(Level.MISSING, why="engines do not offer it", mend=_MENDS["landlock"])
     walls["own_uid"] = Protection(Level.MISSING, why="containers share one user id", mend=_MENDS["own_uid"])
     told = dict(facts) | {"guest_kernel": str(seen["release"]), "python": ".".join(map(str, seen["python"]))}
@@ -88,13 +88,11 @@ def absent(why: str, facts: Mapping[str, str], mend: str = "") -> Probe:
     return Probe("oci", False, dict.fromkeys((*WALLS, *LIMITS), nothing), {**facts, "why": why})
 
 
-def _walls(seen: Mapping[str, Any]) -> dict[str, bool]:
+def walls_of(seen: Mapping[str, Any], outer: Mapping[str, str]) -> dict[str, bool]:
+    """Returns which walls stand, from what :data:`LOOK` told; ``outer`` are the namespaces outside, by kind."""
     status = dict(line.split(":\t", 1) for line in str(seen["status"]).splitlines() if ":\t" in line)
     spaces = seen["spaces"]
-    found = {
-        wall: spaces.get(space) not in (None, str(Path(f"/proc/self/ns/{space}").readlink()))
-        for wall, space in _SPACES.items()
-    }
+    found = {wall: spaces.get(space) not in (None, outer.get(space)) for wall, space in _SPACES.items()}
     found["net_namespace"] = found["net_namespace"] and seen["interfaces"] == ["lo"]
     capabilities = [int(value, 16) for name, value in status.items() if name.startswith("Cap")]
     return found | {
@@ -151,6 +149,10 @@ def _share(text: str) -> float:
     except ValueError:
         return 0.0
     return quota / period if period > 0 else 0.0
+
+
+def _spaces() -> dict[str, str]:
+    return {space: str(Path(f"/proc/self/ns/{space}").readlink()) for space in _SPACES.values()}
 
 
 def _boot() -> str:

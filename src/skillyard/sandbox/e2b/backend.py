@@ -1,0 +1,413 @@
+"""The e2b backend: one machine of the provider for each sandbox.
+
+The provider keeps all state of them, in their metadata. Agents' keys are made of a secret of this data directory, so
+that the metadata alone opens none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skillyard.config.backends import E2bSettings
+from skillyard.domain.errors import InvalidInput, SandboxFault, SkillyardError, shown
+from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
+from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Held, Owner, Program, SandboxSpec, StreamLimits
+from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.record import Usage
+from skillyard.sandbox.agent_channel import Opener
+from skillyard.sandbox.agent_client import AgentProcess, AgentSandbox, Reach
+from skillyard.sandbox.content import ContentCache
+from skillyard.sandbox.e2b import stage
+from skillyard.sandbox.e2b.channel import CommandChannel
+from skillyard.sandbox.e2b.lifetime import Lifetime, span
+from skillyard.sandbox.e2b.order import ARCHIVE, LEASE_S, ORDER, lacking, order, pack
+from skillyard.sandbox.e2b.probe import LOOK, NAME, WITHOUT, absent, judge
+from skillyard.sandbox.e2b.provider import ROOT, KeyStore, Machine, Provider, ProviderAway, unknown
+from skillyard.sandbox.e2b.template import guest_name, stage_source
+from skillyard.sandbox.guest_argv import guest_bundle
+from skillyard.sandbox.native.probe import look_inside
+from skillyard.sandbox.registry import Kind, Place
+from skillyard.threads import to_its_end
+
+if TYPE_CHECKING:
+    from e2b import AsyncSandbox
+
+_OURS = "skillyard"
+_SERVER, _KEY, _OWNER = f"{_OURS}.server", f"{_OURS}.key", f"{_OURS}.owner"
+_NONCE, _TIMEOUT, _ENFORCED = f"{_OURS}.nonce", f"{_OURS}.timeout_ms", f"{_OURS}.enforced"
+_HANDLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+_BOUND_S = 120.0
+_AGAIN_S = 0.5
+_TRIES = 3
+_LOOK_LIMITS = Limits(memory_mb=64, cpus=0.5, pids=32, disk_mb=16, timeout_ms=30_000)
+_MEND = "name a template in e2b.template that `skillyard image e2b-template` wrote (docs/remote-e2b.md)"
+_CHANNEL = (
+    f"p={stage.ROOT}/channel.pid; q=$(cat $p 2>/dev/null); "
+    '[ -n "$q" ] && grep -qs skillyard /proc/$q/cmdline && kill -9 $q; '
+    f"echo $$ > $p; exec python3 -I -S {stage.AGENT} agent text {stage.SOCKET}"
+)
+"""Opens a channel. The end of the channel before, which nobody reads any more, is ended."""
+
+
+class E2bSandbox(AgentSandbox):
+    """A sandbox whose machine outlives each program that is started in it."""
+
+    lifetime: Lifetime
+
+    async def start(
+        self,
+        program: Program,
+        *,
+        id: str,
+        timeout_ms: int | None = None,
+        streams: StreamLimits = DEFAULT_STREAMS,
+    ) -> AgentProcess:
+        await self.lifetime.cover(self._timeout_ms if timeout_ms is None else timeout_ms)
+        return await super().start(program, id=id, timeout_ms=timeout_ms, streams=streams)
+
+    async def close(self) -> None:
+        await self.lifetime.close()
+        await super().close()
+
+
+class E2bBackend:
+    """Machines of the provider that ``settings`` name. ``state`` has the name and the secret of this server there."""
+
+    name = NAME
+
+    def __init__(self, state: Path, settings: E2bSettings, find: KeyStore | None) -> None:
+        self._state, self._settings = state, settings
+        self._provider = Provider(settings, find)
+        self._open: dict[str, E2bSandbox] = {}
+        self._destroying: dict[str, asyncio.Task[Usage]] = {}
+        self._creating: dict[str, asyncio.Lock] = {}
+        self._probing = asyncio.Lock()
+        self._probe: Probe | None = None
+        self._machines: dict[str, Mapping[str, Any]] = {}
+        """What the stage told of machines, by template."""
+        self._content = ContentCache(state / "content", self.survey)
+
+    @property
+    def nature(self) -> Nature:
+        return KIND.nature
+
+    # the probe
+
+    async def probe(self) -> Probe:
+        """A failure is not kept: the provider may be there the next time."""
+        async with self._probing:
+            if self._probe is None:
+                found = await self._look()
+                if not found.ready:
+                    return found
+                self._probe = found
+            return self._probe
+
+    async def _look(self) -> Probe:
+        template = self._settings.template
+        address = self._settings.api_url or self._settings.domain
+        facts = {"template": template, "provider": address}
+        if not template:
+            return absent("no template is named", facts, _MEND)
+        try:
+            spec = SandboxSpec(limits=_LOOK_LIMITS)
+            sandbox = await self._make(spec, f"probe-{secrets.token_hex(8)}", template, {})
+            try:
+                seen = await look_inside(sandbox, LOOK, bound_ms=_LOOK_LIMITS.timeout_ms)
+            finally:
+                await self.destroy(sandbox.handle)
+            return judge(seen, self._machines[template], facts)
+        except SkillyardError as error:
+            return absent(error.message, facts)
+        except (LookupError, TypeError, ValueError) as error:
+            return absent(f"a test machine tells nothing that we understand: {error}"[:300], facts, _MEND)
+
+    # the life of a sandbox
+
+    async def create(self, spec: SandboxSpec, key: str) -> E2bSandbox:
+        probe = await self.probe()
+        if not probe.ready:
+            raise SandboxFault(f"no machine can be had: {probe.facts.get('why', '')}")
+        Demand(spec.kernel_only, spec.allow_degraded).check(probe.protections)
+        spec.refuse_names(self.name, "image")
+        if spec.egress is not None:
+            probe.demand("egress")
+        template = self._template(spec)
+        async with self._creating.setdefault(key, asyncio.Lock()):
+            try:
+                if (found := await self._found(key)) is not None:
+                    return await self.attach(found)
+                async with self._content.placed(spec, key) as placed:
+                    return await self._make(placed, key, template, probe.enforced())
+            finally:
+                self._creating.pop(key, None)
+                self._content.release(key)  # it was uploaded
+
+    def _template(self, spec: SandboxSpec) -> str:
+        """Returns the template of a spec. Raises InvalidInput."""
+        ours = self._settings
+        if spec.image and spec.image not in (ours.template, *ours.templates):
+            raise InvalidInput("image", "must be one of e2b.templates", shown(spec.image))
+        template = spec.image or ours.environments.get(spec.environment.name, ours.template)
+        seen = self._machines.get(template) or self._machines[ours.template]
+        if spec.limits.memory_mb > seen["memory_mb"]:
+            rule = f"machines of the template '{template}' have {seen['memory_mb']} MiB; choose a larger template"
+            raise InvalidInput("limits.memory_mb", rule, str(spec.limits.memory_mb))
+        if spec.environment.packages is not None:
+            want, has = [list(sys.version_info[:2]), os.uname().machine], [seen["python"], seen["machine"]]
+            if want != has:
+                told = [f"Python {version[0]}.{version[1]} on {machine}" for version, machine in (want, has)]
+                raise InvalidInput("environment", f"its packages are for {told[0]}, and the template has {told[1]}")
+        return template
+
+    async def _found(self, key: str) -> str | None:
+        """Returns the handle of the live machine of ``key``; others of it are ended."""
+        ours = [one async for one in self._provider.list({_SERVER: self._server(), _KEY: key})]
+        live = sorted((one for one in ours if one.running), key=lambda one: (one.started, one.id))
+        for one in ours:
+            if one not in live[:1]:
+                await self._provider.kill(one.id)
+        return live[0].id if live else None
+
+    async def _make(self, spec: SandboxSpec, key: str, template: str, enforced: Mapping[str, str]) -> E2bSandbox:
+        nonce = secrets.token_hex(16)
+        metadata = {
+            _SERVER: self._server(),
+            _KEY: key,
+            _OWNER: spec.owner.value,
+            _NONCE: nonce,
+            _TIMEOUT: str(spec.limits.timeout_ms),
+            _ENFORCED: json.dumps(dict(enforced), separators=(",", ":")),
+        }
+        ttl_s = span(spec.limits.timeout_ms, self._settings.max_ttl_s)
+        try:
+            machine = await self._created(template, metadata, ttl_s)
+            await self._set_up(machine, spec, template, self._key_of(nonce))
+            return await self._attached(machine, metadata, ttl_s)
+        except BaseException:
+            await asyncio.shield(self._remove(key, nonce))
+            raise
+
+    async def _created(self, template: str, metadata: Mapping[str, str], ttl_s: int) -> AsyncSandbox:
+        """Returns a new machine. A request whose answer was lost is repeated under its key, and makes none twice."""
+        key = secrets.token_hex(16)
+        for _ in range(_TRIES - 1):
+            try:
+                return await self._provider.create(template, metadata, ttl_s, key)
+            except ProviderAway:
+                await asyncio.sleep(_AGAIN_S)
+        return await self._provider.create(template, metadata, ttl_s, key)
+
+    async def _set_up(self, machine: AsyncSandbox, spec: SandboxSpec, template: str, key: bytes) -> None:
+        """Uploads what the machine lacks and has its stage make the sandbox. Raises SandboxFault."""
+        known = self._machines.get(template)
+        source = f"{stage.ROOT}/stage-{hashlib.sha256(stage_source()).hexdigest()[:16]}.py"
+        if known is None:
+            await self._upload(machine, source, stage_source())
+            known = self._machines[template] = _checked(await self._staged(machine, f"{source} look"))
+        guest = f"{stage.BAKED}/guests/{guest_name()}.pyz"
+        uploads = {source: stage_source()}
+        if guest_name() not in known["guests"]:
+            guest = f"{stage.ROOT}/{guest_name()}.pyz"
+            uploads[guest] = guest_bundle()
+        content = lacking(spec, frozenset(known["content"]))
+        if content:
+            with tempfile.TemporaryFile() as packed:
+                await to_its_end(pack, content, packed)
+                packed.seek(0)
+                await self._upload(machine, ARCHIVE, packed)
+        given = order(spec, key.hex(), guest, int(known["processors"]))
+        uploads[ORDER] = json.dumps(given).encode()
+        for path, data in uploads.items():
+            await self._upload(machine, path, data)
+        told = await self._staged(machine, f"{source} start {ORDER}")
+        self._machines[template] = _checked(told)
+
+    async def _upload(self, machine: AsyncSandbox, path: str, data: Any) -> None:
+        with self._provider.told():
+            await machine.files.write(path, data, user=ROOT, use_octet_stream=True, request_timeout=_BOUND_S)
+
+    async def _staged(self, machine: AsyncSandbox, words: str) -> Mapping[str, Any]:
+        """Returns what the stage tells. Raises SandboxFault with its reason."""
+        from e2b import CommandExitException
+
+        with self._provider.told():
+            try:
+                ended: Any = await machine.commands.run(
+                    f"exec python3 -I -S {words}", user=ROOT, cwd="/", timeout=_BOUND_S
+                )
+            except CommandExitException as error:
+                ended = error
+        try:
+            told = json.loads(ended.stdout)
+        except (ValueError, RecursionError):
+            told = None
+        if not isinstance(told, dict):
+            said = "".join(c if c.isprintable() else " " for c in ended.stderr[-300:])
+            raise SandboxFault(f"python3 does not run as root in the machine: {said}; {_MEND}")
+        if "error" in told:
+            raise SandboxFault(f"the sandbox could not be made in its machine: {shown(told['error'])}")
+        return told
+
+    async def attach(self, handle: str) -> E2bSandbox:
+        if (sandbox := self._open.get(handle)) is not None:
+            return sandbox
+        found = await self._provider.find(handle) if _HANDLE.fullmatch(handle) else None
+        if found is None or not found.running or not self._is_ours(found):
+            raise unknown(handle)
+        ttl_s = span(_timeout_ms(found), self._settings.max_ttl_s)
+        return await self._attached(await self._provider.connect(handle, ttl_s), found.metadata, ttl_s)
+
+    async def _attached(self, machine: AsyncSandbox, metadata: Mapping[str, str], ttl_s: int) -> E2bSandbox:
+        try:
+            owner, timeout_ms = Owner(metadata[_OWNER]), int(metadata[_TIMEOUT])
+            enforced = {str(name): str(level) for name, level in json.loads(metadata[_ENFORCED]).items()}
+            key = self._key_of(metadata[_NONCE])
+        except (LookupError, TypeError, ValueError, AttributeError):
+            raise SandboxFault(f"the provider changed the metadata of {shown(machine.sandbox_id)}") from None
+        lease_s = LEASE_S if owner is Owner.RUN else None
+        handle = machine.sandbox_id
+        sandbox = E2bSandbox(
+            Reach(self._opener(machine), key), handle, enforced, timeout_ms=timeout_ms, lease_s=lease_s
+        )
+        sandbox.lifetime = Lifetime(self._provider, handle, ttl_s, self._settings.max_ttl_s, ttl_s)
+        try:
+            await sandbox.connect()
+        except BaseException:
+            await sandbox.close()
+            raise
+        return self._open.setdefault(handle, sandbox)
+
+    def _opener(self, machine: AsyncSandbox) -> Opener:
+        async def open_channel() -> tuple[CommandChannel, CommandChannel]:
+            while True:
+                try:
+                    channel = await CommandChannel.open(self._provider, machine, _CHANNEL)
+                except ProviderAway:
+                    # A provider that was unreachable for a moment is there again. The channel bounds the wait.
+                    await asyncio.sleep(_AGAIN_S)
+                else:
+                    return channel, channel
+
+        return open_channel
+
+    async def survey(self) -> Sequence[Held]:
+        now = time.time()
+        found = [one async for one in self._provider.list({_SERVER: self._server()})]
+        return [Held(one.id, one.metadata.get(_KEY, ""), _owner(one), max(0.0, now - one.started)) for one in found]
+
+    async def destroy(self, handle: str) -> Usage:
+        if handle not in self._destroying:
+            task = self._destroying[handle] = asyncio.create_task(self._destroy(handle))
+            task.add_done_callback(lambda _: self._destroying.pop(handle))
+        return await asyncio.shield(self._destroying[handle])
+
+    async def _destroy(self, handle: str) -> Usage:
+        sandbox, used = self._open.pop(handle, None), Usage()
+        if sandbox is not None:
+            with suppress(SandboxFault):
+                used = await sandbox.end()
+            await sandbox.close()
+        found = await self._provider.find(handle) if _HANDLE.fullmatch(handle) else None
+        if found is None or not self._is_ours(found):
+            return Usage()
+        await self._killed(found.id)
+        wall_ms = max(0.0, time.time() - found.started) * 1000
+        return Usage(used.cpu_ms, used.peak_memory_bytes, wall_ms)
+
+    async def _killed(self, id: str) -> None:
+        """Ends a machine; returns when the provider does not have it any more. Raises SandboxFault."""
+        async with asyncio.timeout(_BOUND_S):
+            while True:
+                await self._provider.kill(id)
+                if await self._provider.find(id) is None:
+                    return
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _remove(self, key: str, nonce: str) -> None:
+        """Ends what a failed :meth:`_make` left. What cannot be ended now ends at its time, or by the survey."""
+        with suppress(SkillyardError, TimeoutError):
+            async for one in self._provider.list({_SERVER: self._server(), _KEY: key, _NONCE: nonce}):
+                await self._killed(one.id)
+
+    async def prepare(self, spec: SandboxSpec) -> None:
+        """Makes nothing ahead."""
+
+    async def close(self) -> None:
+        for handle, sandbox in list(self._open.items()):
+            with suppress(SandboxFault):
+                found = await self._provider.find(handle)
+                if found is None or _owner(found) is not Owner.TASK:
+                    await self.destroy(handle)
+            await sandbox.close()
+        self._open.clear()
+
+    # names
+
+    def _is_ours(self, machine: Machine) -> bool:
+        return machine.metadata.get(_SERVER) == self._server()
+
+    def _server(self) -> str:
+        """Returns the name of this data directory at the provider. Machines of others are left alone."""
+        return hmac.digest(self._secret(), b"server", "sha256").hex()[:32]
+
+    def _key_of(self, nonce: str) -> bytes:
+        return hmac.digest(self._secret(), f"agent {nonce}".encode(), "sha256")
+
+    def _secret(self) -> bytes:
+        place = self._state / "secret"
+        if not place.exists():
+            self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            part = self._state / f".secret-{secrets.token_hex(8)}"
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secrets.token_bytes(32))
+            with suppress(FileExistsError):
+                os.link(part, place)
+            part.unlink()
+        return place.read_bytes()
+
+
+def _checked(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns what the stage told of its machine. Raises SandboxFault for another form, or a lack."""
+    match told:
+        case {
+            "missing": [*missing], "root": bool(root), "boot": str(), "release": str(), "machine": str(),
+            "python": [int(), int()], "memory_mb": int(), "processors": int(), "spaces": dict(),
+            "guests": [*_], "content": [*_],
+        }:  # fmt: skip
+            if missing or not root:
+                lack = ", ".join(map(str, missing))[:100] or "root for our commands"
+                raise SandboxFault(f"the template lacks {lack}; {_MEND}")
+            return told
+    raise SandboxFault("the machine told of itself in no form that we know")
+
+
+def _owner(machine: Machine) -> Owner:
+    return Owner.TASK if machine.metadata.get(_OWNER) == Owner.TASK else Owner.RUN
+
+
+def _timeout_ms(machine: Machine) -> float:
+    text = machine.metadata.get(_TIMEOUT, "")
+    return float(text) if text.isdecimal() and len(text) < 12 else 0.0
+
+
+def _make(place: Place) -> E2bBackend:
+    return E2bBackend(place.run_dir / "e2b", place.settings.e2b, place.secret)
+
+
+KIND = Kind(Nature(without=WITHOUT, network=False, remote=True), _make)
+"""Nothing inside has a way out: the gate is on the server's host."""

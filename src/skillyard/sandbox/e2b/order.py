@@ -1,0 +1,99 @@
+"""The order for a stage: what it makes, and the content that it shows, by digest."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import tarfile
+from collections.abc import Iterator, Set
+from pathlib import Path
+from typing import IO, Any
+
+from skillyard.domain.errors import SandboxFault
+from skillyard.domain.sandbox.content import Content, HostDirectory
+from skillyard.domain.sandbox.spec import Owner, SandboxSpec
+from skillyard.sandbox.content import bound
+from skillyard.sandbox.e2b import stage
+from skillyard.sandbox.native.inside.walls import HOSTNAME, MASKED_DIRECTORIES, MASKED_FILES
+from skillyard.sandbox.oci import calls, container
+
+UID = 65_532
+LEASE_S = 60.0
+"""How long programs that belong to a server outlive it; longer than on a host, as the way to a provider is longer."""
+ORDER, ARCHIVE = f"{stage.ROOT}/order.json", f"{stage.ROOT}/content.tar"
+_SPARE = 8
+"""Processes of bubblewrap and of the agent."""
+
+
+def order(spec: SandboxSpec, key: str, guest: str, processors: int) -> dict[str, Any]:
+    """Returns the order for a sandbox. ``guest`` is the guest's place in the machine."""
+    limits = spec.limits
+    own = {resource.RLIMIT_NOFILE: container.FILES}
+    agent = {
+        "key": key,
+        "env": {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/workspace", "LANG": "C.UTF-8"},
+        "single": spec.single,
+        "lease_s": LEASE_S if spec.owner is Owner.RUN else None,
+        "timeout_ms": limits.timeout_ms,
+        "limits": {**container.resources(limits), **{str(number): most for number, most in own.items()}},
+    }
+    packages = spec.environment.packages
+    return {
+        "agent": agent,
+        "uid": UID,
+        "host": HOSTNAME,
+        "guest": guest,
+        "disk_mb": limits.disk_mb,
+        "group": {
+            "memory": container.memory(limits),
+            "pids": limits.pids + _SPARE,
+            "cpus": min(limits.cpus, processors),
+        },
+        "filters": {machine: calls.exact(machine) for machine in ("x86_64", "aarch64")},
+        "mounts": [[name_of(mount.source), mount.target, *mount.aliases] for mount in spec.mounts],
+        "packages": "" if packages is None else name_of(packages),
+        "masked_files": MASKED_FILES,
+        "masked_directories": MASKED_DIRECTORIES,
+    }
+
+
+def name_of(source: Content | HostDirectory) -> str:
+    """Returns the name of content in a machine."""
+    if isinstance(source, Content):
+        return hashlib.sha256(source.digest.encode()).hexdigest()[:40] if "/" in source.digest else source.digest
+    return f"host-{hashlib.sha256(bytes(source.path)).hexdigest()[:40]}"
+
+
+def lacking(spec: SandboxSpec, baked: Set[str]) -> dict[str, Path]:
+    """Returns the content that has to be uploaded, by name, each once."""
+    packages = spec.environment.packages
+    sources = [*(mount.source for mount in spec.mounts), *([] if packages is None else [packages])]
+    return {name: bound(source) for source in sources if (name := name_of(source)) not in baked}
+
+
+def pack(content: dict[str, Path], into: IO[bytes]) -> None:
+    """Writes a tar archive with each content below its name. Raises SandboxFault for one that is missing."""
+    try:
+        with tarfile.open(fileobj=into, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            for name, path in content.items():
+                for member, source in _members(name, path):
+                    archive.add(source, member, recursive=False, filter=_plain)
+    except OSError as error:
+        raise SandboxFault(f"the source {error.filename} cannot be read: {error.strerror}") from None
+
+
+def _members(name: str, path: Path) -> Iterator[tuple[str, Path]]:
+    yield name, path
+    if path.is_dir() and not path.is_symlink():
+        for child in sorted(path.rglob("*")):
+            yield f"{name}/{child.relative_to(path)}", child
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Gives a member to root, readable by everybody; sockets, pipes and devices are left out."""
+    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        return None
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    member.mode = (member.mode & 0o555) | (0o555 if member.isdir() else 0o444)
+    return member

@@ -1,0 +1,80 @@
+"""The probe of the e2b backend: a machine tells of itself, and a program looks round in its sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from skillyard.domain.sandbox.guarantees import LIMITS, OWN_KERNEL, WALLS, Level, Probe, Protection
+from skillyard.sandbox.oci.probe import LOOK, walls_of
+
+__all__ = ["LOOK", "WITHOUT", "absent", "judge"]
+
+NAME = "e2b"
+WITHOUT = frozenset({"user_namespace", "landlock"})
+"""Walls that the stage does not make: the machine itself is another, and the guarantees rest on the others."""
+_ONLY = "the machine has no other sandbox"
+_NOT_SEEN = "it was not in force in a test machine"
+_WHY = {
+    "user_namespace": ("root of the machine makes the sandbox", "use the isolation 'native'"),
+    "landlock": ("the stage does not use it", "use the isolation 'native'"),
+}
+_BOUNDS_MEND = "give the template control groups: a kernel with memory, pids and cpu controllers"
+
+
+def judge(seen: Mapping[str, Any], machine: Mapping[str, Any], facts: Mapping[str, str]) -> Probe:
+    """Returns the probe, from what :data:`LOOK` told inside and what the stage told of the machine.
+
+    Whatever they say is the provider's word: both came through its machine.
+    """
+    held = walls_of(seen, machine["spaces"]) | {"seccomp": "Seccomp:\t2" in str(seen["status"])}
+    walls = {name: _wall(name, held.get(name, False)) for name in WALLS}
+    walls["own_uid"] = Protection(Level.PROVIDER, by=_ONLY)
+    own = machine["boot"] != _boot() and bool(machine["boot"])
+    kernel = Protection(Level.PROVIDER, by="the kernel of the provider's virtual machine")
+    mine = Protection(Level.MISSING, why="the machine shares this server's kernel", mend="use another provider")
+    told = dict(facts) | {
+        "guest_kernel": str(machine["release"])[:100],
+        "python": ".".join(map(str, machine["python"])),
+        "machine_memory_mb": str(machine["memory_mb"]),
+        "machine_processors": str(machine["processors"]),
+        "own_kernel": "yes" if own else "no: it shares this server's kernel",
+    }
+    forwarding = {"forwarding": Protection(Level.PROVIDER, by="the agent connects inside")}
+    return Probe(NAME, True, walls | {OWN_KERNEL: kernel if own else mine} | _limits(machine), told, forwarding)
+
+
+def absent(why: str, facts: Mapping[str, str], mend: str = "") -> Probe:
+    """Returns the probe where the backend cannot work."""
+    nothing = Protection(Level.MISSING, why=why, mend=mend)
+    return Probe(NAME, False, dict.fromkeys((*WALLS, *LIMITS), nothing), {**facts, "why": why})
+
+
+def _wall(name: str, stands: bool) -> Protection:
+    if stands:
+        return Protection(Level.PROVIDER, by="found in a test machine")
+    why, mend = _WHY.get(name, (_NOT_SEEN, "build the template anew: skillyard image e2b-template"))
+    return Protection(Level.MISSING, why=why, mend=mend)
+
+
+def _limits(machine: Mapping[str, Any]) -> dict[str, Protection]:
+    groups = machine["groups"]
+    found = {
+        name: Protection(Level.PROVIDER, by="a control group in the machine")
+        if name in groups
+        else Protection(Level.MISSING, why=_NOT_SEEN, mend=_BOUNDS_MEND)
+        for name in ("memory", "cpus", "pids")
+    }
+    found["disk"] = Protection(Level.PROVIDER, by="the size of one tmpfs in the machine")
+    for name in ("timeout", "output"):
+        found[name] = Protection(Level.PROVIDER, by="the agent watches and kills")
+    return found
+
+
+def _boot() -> str:
+    """Returns the name of this server's boot, by which its kernel is told from others."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""

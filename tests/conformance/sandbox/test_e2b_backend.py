@@ -1,0 +1,93 @@
+"""Machines behind E2B's SDK pass the conformance suite: a part of it in every check, all in the soak."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from skillyard.domain.errors import InvalidInput
+from skillyard.domain.sandbox.guarantees import Level
+from skillyard.sandbox.e2b.backend import E2bBackend
+from skillyard.sandbox.e2b.probe import WITHOUT
+from skillyard.testing.sandbox_suite import CHECKS, Check, Ground
+from tests.conformance.sandbox import e2b_ground
+from tests.conformance.sandbox.conftest import Hold
+from tests.conformance.sandbox.e2b_ground import StandIn
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
+
+_SHORT = """
+lifecycle-create_at_once_with_one_key_makes_one
+lifecycle-enforced_is_what_the_probe_offers
+lifecycle-names_that_it_does_not_have_are_refused
+endings-signal_is_told endings-kill_ends_the_whole_tree
+limits-full_disk_is_no_memory_kill
+content-packages_can_be_imported
+guest-skills_and_blobs_are_read
+survival-start_and_create_of_an_earlier_server_are_found
+"""
+SHORT = frozenset(_SHORT.split())
+BEYOND: dict[str, str] = {}
+"""Attacks of native walls that tell nothing of machines, or that the stage does not stop; each with the reason."""
+
+
+def _promises() -> Iterator[Any]:
+    for check in CHECKS:
+        yield pytest.param(check, id=check.id, marks=() if check.id in SHORT else pytest.mark.long)
+
+
+@pytest.fixture(scope="module")
+def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
+    with e2b_ground.stand_in(tmp_path_factory.mktemp("e2b")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+async def ground(provider: StandIn, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
+    base, other = tmp_path_factory.mktemp("e2b"), tmp_path_factory.mktemp("other")
+    backend = E2bBackend(base, provider.settings, e2b_ground.key)
+
+    async def reopen() -> E2bBackend:
+        return E2bBackend(other, provider.settings, e2b_ground.key)
+
+    probe = await backend.probe()
+    assert probe.ready, probe.facts
+    yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), reopen, patience=3.0)
+    await backend.close()
+
+
+@pytest.mark.parametrize("promise", [*_promises()])
+async def test_conformance(promise: Check, ground: Ground, hold: Hold) -> None:
+    if promise.id in BEYOND:
+        pytest.skip(BEYOND[promise.id])
+    await hold(promise, ground)
+
+
+def test_the_short_form_names_checks_that_there_are() -> None:
+    assert {check.id for check in CHECKS} >= SHORT | BEYOND.keys()
+
+
+async def test_the_probe_names_what_is_in_force(ground: Ground) -> None:
+    probe = await ground.backend.probe()
+    missing = {name for name, held in probe.protections.items() if held.level is Level.MISSING}
+    assert missing == {*WITHOUT, "own_kernel"}  # the stand-in's machines have this host's kernel
+    assert {held.level for held in probe.protections.values()} == {Level.PROVIDER, Level.MISSING}
+    assert probe.facts["own_kernel"].startswith("no")
+
+
+async def test_a_template_must_be_named_by_the_operator(ground: Ground) -> None:
+    with pytest.raises(InvalidInput, match=r"must be one of e2b\.templates"):
+        await ground.backend.create(await ground.spec(image="basex"), "other")
+    assert await ground.backend.survey() == []
+
+
+async def test_machines_have_no_way_to_the_internet_and_end_by_themselves(ground: Ground, provider: StandIn) -> None:
+    sandbox = await ground.backend.create(await ground.spec(image="other"), "other")
+    machine = provider.machines()[sandbox.handle]
+    await ground.backend.destroy(sandbox.handle)
+    assert machine["order"]["allow_internet_access"] is False
+    assert machine["order"]["autoPause"] is False
+    assert machine["order"]["templateID"] == "other"
+    assert 0 < machine["order"]["timeout"] <= provider.settings.max_ttl_s
