@@ -21,14 +21,17 @@ UID = 65_532
 LEASE_S = 60.0
 """How long programs that belong to a server outlive it; longer than on a host, as the way to a provider is longer."""
 ORDER, ARCHIVE = f"{stage.ROOT}/order.json", f"{stage.ROOT}/content.tar"
-_SPARE = 8
-"""Processes of bubblewrap and of the agent."""
+_STACK = 8 << 20
+_SPARE = 3
+"""Processes of ours: bubblewrap's, the agent, and a program that makes others or a worker for files."""
 
 
 def order(spec: SandboxSpec, key: str, guest: str, processors: int) -> dict[str, Any]:
     """Returns the order for a sandbox. ``guest`` is the guest's place in the machine."""
     limits = spec.limits
-    own = {resource.RLIMIT_NOFILE: container.FILES}
+    # RLIMIT_DATA counts stacks whole, which are hardly touched; the control group counts what is.
+    data = (limits.memory_mb << 20) + limits.pids * _STACK
+    own = {resource.RLIMIT_NOFILE: container.FILES, resource.RLIMIT_DATA: data}
     agent = {
         "key": key,
         "env": {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/workspace", "LANG": "C.UTF-8"},

@@ -33,7 +33,6 @@ def judge(seen: Mapping[str, Any], machine: Mapping[str, Any], facts: Mapping[st
     walls["own_uid"] = Protection(Level.PROVIDER, by=_ONLY)
     own = machine["boot"] != _boot() and bool(machine["boot"])
     kernel = Protection(Level.PROVIDER, by="the kernel of the provider's virtual machine")
-    mine = Protection(Level.MISSING, why="the machine shares this server's kernel", mend="use another provider")
     told = dict(facts) | {
         "guest_kernel": str(machine["release"])[:100],
         "python": ".".join(map(str, machine["python"])),
@@ -42,7 +41,7 @@ def judge(seen: Mapping[str, Any], machine: Mapping[str, Any], facts: Mapping[st
         "own_kernel": "yes" if own else "no: it shares this server's kernel",
     }
     forwarding = {"forwarding": Protection(Level.PROVIDER, by="the agent connects inside")}
-    return Probe(NAME, True, walls | {OWN_KERNEL: kernel if own else mine} | _limits(machine), told, forwarding)
+    return Probe(NAME, True, walls | ({OWN_KERNEL: kernel} if own else {}) | _limits(machine), told, forwarding)
 
 
 def absent(why: str, facts: Mapping[str, str], mend: str = "") -> Probe:

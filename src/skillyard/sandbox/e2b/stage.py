@@ -38,6 +38,7 @@ GUEST = "/run/guest.pyz"
 TOOLS = ("bwrap", "setpriv", "setsid", "mount")
 _ETC = ("ssl", "ca-certificates", "alternatives", "ld.so.cache", "localtime", "mime.types")
 _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
+_DEBIAN = "/usr/lib/python3/dist-packages"
 _GROUPS = Path("/sys/fs/cgroup")
 _MIB = 1 << 20
 _FILES_PER_MB = 1024
@@ -263,10 +264,13 @@ def _packages(name: str) -> Iterator[str]:
     code = "import os, site; print(*[d for d in site.getsitepackages() if os.path.isdir(d)], sep='\\n')"
     told = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     first, *others = told.stdout.split()
+    for directory in {*others, _DEBIAN} - {first}:
+        if Path(directory).is_dir():
+            yield from ("--tmpfs", directory, "--remount-ro", directory)
     if name:
         yield from ("--ro-bind", _content(name), first)
-        for directory in others:
-            yield from ("--tmpfs", directory, "--remount-ro", directory)
+    else:
+        yield from ("--tmpfs", first, "--remount-ro", first)
 
 
 def _bind(source: str, target: str) -> Iterator[str]:

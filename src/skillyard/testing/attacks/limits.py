@@ -123,7 +123,7 @@ async def _cpus(place: Place) -> Judgement:
             raise NotShown("the record tells no processor time")
         used = run.cpu_ms / 1000
     share = used / told["wall"]
-    if place.enforced.get("cpus") == "kernel":
+    if place.enforced.get("cpus") in ("kernel", "provider"):
         return CONTAINED if share < 0.45 else escaped(f"used {share:.2f} processors with a limit of 0.2")
     if told["processors"] > 1:
         return escaped(f"may use {told['processors']} processors with a limit of 0.2")
