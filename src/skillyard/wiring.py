@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,30 +180,6 @@ def _secret_finder(settings: Settings) -> Callable[[str, str, str], Awaitable[Se
         return await opened[0].find(name, project, skill)
 
     return find
-
-
-async def write_e2b_template(
-    directory: Path, base: str | None, digests: Sequence[str], places: DataDir | None
-) -> list[Path]:
-    """Writes the files of a template for the isolation e2b, and returns them.
-
-    ``digests`` name built environments of ``places``. Raises InvalidInput.
-    """
-    from skillyard.domain.errors import InvalidInput, shown
-    from skillyard.sandbox.e2b.template import BASE, write_template
-    from skillyard.stores.clock import SystemClock
-    from skillyard.stores.files.environments import LocalEnvironments
-
-    packages: dict[str, Path] = {}
-    if places is not None:
-        built = LocalEnvironments(places.environments, SystemClock())
-        for digest in digests:
-            found = [each for each in await built.list() if digest and each.digest.startswith(digest)]
-            if len(found) != 1:
-                rule = "must be the digest of one built environment; `skillyard environment list` shows them"
-                raise InvalidInput("--packages", rule, shown(digest))
-            packages[found[0].digest] = built.packages(found[0].digest)
-    return write_template(directory, base or BASE, packages)
 
 
 def keepers_of_other_versions(settings: Settings, run_dir: Path) -> dict[str, str]:

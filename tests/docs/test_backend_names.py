@@ -14,8 +14,9 @@ from skillyard.domain.sandbox.guarantees import AUTO, GUARANTEES, WALLS, Nature
 from skillyard.sandbox import registry
 
 SRC = Path(skillyard.__file__).parent
-KNOWS = [Path(registry.__file__), SRC / "config", *(SRC / "sandbox" / name for name in registry.BACKENDS)]
-"""The registry, the sections of the settings, and the backends: some are made of others."""
+_IMAGES = (SRC / "images.py", SRC / "faces/cli/commands/image.py")
+KNOWS = [Path(registry.__file__), SRC / "config", *(SRC / "sandbox" / name for name in registry.BACKENDS), *_IMAGES]
+"""The registry, the sections of the settings, the backends (some are made of others), and the commands for images."""
 BASE = "native"
 """The backend that others, the gate and the benchmark take parts of; its name is a word of plain English, too."""
 

@@ -97,7 +97,7 @@ class E2bBackend:
         self._probing = asyncio.Lock()
         self._probe: Probe | None = None
         self._machines: dict[str, Mapping[str, Any]] = {}
-        """What the stage told of machines, by template."""
+        """The stage's account of a machine, by template."""
         self._content = ContentCache(state / "content", self.survey)
 
     @property
@@ -338,7 +338,7 @@ class E2bBackend:
                 await asyncio.sleep(_AGAIN_S)
 
     async def _remove(self, key: str, nonce: str) -> None:
-        """Ends what a failed :meth:`_make` left. What cannot be ended now ends at its time, or by the survey."""
+        """Ends the machine of a failed :meth:`_make`. Where that fails too, its time or the survey ends it."""
         with suppress(SkillyardError, TimeoutError):
             async for one in self._provider.list({_SERVER: self._server(), _KEY: key, _NONCE: nonce}):
                 await self._killed(one.id)

@@ -18,7 +18,7 @@ _SOONEST_S = 1.0
 
 
 def span(timeout_ms: float, most_s: float) -> int:
-    """Returns the seconds that a machine lives whose program has this deadline, at most ``most_s``."""
+    """Returns the seconds that a machine with such a program lives, at most ``most_s``."""
     return int(min(timeout_ms / 1000 + MARGIN_S, most_s))
 
 

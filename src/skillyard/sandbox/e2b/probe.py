@@ -1,4 +1,4 @@
-"""The probe of the e2b backend: a machine tells of itself, and a program looks round in its sandbox."""
+"""The probe of the e2b backend: a machine tells of itself, and a program looks round."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _BOUNDS_MEND = "give the template control groups: a kernel with memory, pids and
 
 
 def judge(seen: Mapping[str, Any], machine: Mapping[str, Any], facts: Mapping[str, str]) -> Probe:
-    """Returns the probe, from what :data:`LOOK` told inside and what the stage told of the machine.
+    """Returns the probe from the accounts of :data:`LOOK` and of the stage.
 
-    Whatever they say is the provider's word: both came through its machine.
+    They are the provider's word, since both came through its machine.
     """
     held = walls_of(seen, machine["spaces"]) | {"seccomp": "Seccomp:\t2" in str(seen["status"])}
     walls = {name: _wall(name, held.get(name, False)) for name in WALLS}

@@ -80,7 +80,7 @@ class Provider:
             await _sdk().set_timeout(id, ttl_s, **options)
 
     async def kill(self, id: str) -> None:
-        """Ends a machine. One that is gone is no failure. Raises SandboxFault."""
+        """Ends a machine. It does nothing where the machine is gone. Raises SandboxFault."""
         options = await self._options()
         with _told(options):
             await _sdk().kill(id, **options)

@@ -89,7 +89,10 @@ def absent(why: str, facts: Mapping[str, str], mend: str = "") -> Probe:
 
 
 def walls_of(seen: Mapping[str, Any], outer: Mapping[str, str]) -> dict[str, bool]:
-    """Returns which walls stand, from what :data:`LOOK` told; ``outer`` are the namespaces outside, by kind."""
+    """Returns which walls stand, as :data:`LOOK` found them.
+
+    ``outer`` are the namespaces outside, by kind.
+    """
     status = dict(line.split(":\t", 1) for line in str(seen["status"]).splitlines() if ":\t" in line)
     spaces = seen["spaces"]
     found = {wall: spaces.get(space) not in (None, outer.get(space)) for wall, space in _SPACES.items()}

@@ -41,7 +41,7 @@ def e2b_template(
 
     from skillyard.config.settings import load_settings
     from skillyard.data_dir import DataDir
-    from skillyard.wiring import write_e2b_template
+    from skillyard.images import write_e2b_template
 
     settings = load_settings(data_dir=data_dir) if packages else None
     places = None if settings is None else DataDir(settings.data_dir)
