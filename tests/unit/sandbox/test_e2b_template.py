@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from skillyard.domain.errors import InvalidInput
-from skillyard.faces.cli.commands.image import e2b_template
+from skillyard.faces.cli.main import cli
 from skillyard.sandbox.e2b import stage
 from skillyard.sandbox.e2b.template import guest_name, write_template
 
@@ -41,15 +41,16 @@ def test_a_base_is_one_name(tmp_path: Path, base: str) -> None:
 
 
 def test_the_command_names_what_it_wrote(tmp_path: Path) -> None:
-    told = CliRunner().invoke(e2b_template, [str(tmp_path / "new"), "--json"])
+    told = CliRunner().invoke(cli, ["image", "e2b-template", str(tmp_path / "new"), "--json"])
     assert told.exit_code == 0, told.output
     assert all(Path(name).exists() for name in json.loads(told.output)["files"])
 
 
 def test_packages_are_named_by_a_built_environment(tmp_path: Path) -> None:
-    words = [str(tmp_path / "new"), "--packages", "f" * 64, "--data-dir", str(tmp_path / "data")]
-    told = CliRunner().invoke(e2b_template, words)
-    assert isinstance(told.exception, InvalidInput)
+    words = ["image", "e2b-template", str(tmp_path / "new"), "--packages", "f" * 64, "--data-dir", str(tmp_path / "data")]
+    told = CliRunner().invoke(cli, words)
+    assert told.exit_code != 0
+    assert "must be the digest of one built environment" in told.output
     assert not (tmp_path / "new").exists()
 
 
