@@ -129,7 +129,8 @@ def load_settings(**overrides: Any) -> Settings:
         raise unread(error, os.environ) from None
     _check_isolations(settings)
     if is_remote(tables):
-        check_remote(settings.policy.isolation, [name for name in BACKENDS if nature(name).remote])
+        remote = [name for name in BACKENDS if nature(name).remote]
+        check_remote(settings.policy.isolation, remote, settings.e2b.template)
     check_isolations(settings.profiles, settings.policy.isolations | {settings.policy.isolation})
     return settings.model_copy(update={"notes": tuple(_notes(settings, foreign))})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -91,12 +92,38 @@ def test_ours_stand_above_theirs_and_that_is_told(file: Path, monkeypatch: pytes
     assert told(settings, "commands.max_timeout_s = 50.0 stands above skills.timeout_sec_max = 90")
 
 
-def test_remote_without_such_a_backend_is_refused_with_the_line_that_mends_it(file: Path) -> None:
-    file.write_text(SKILLS.replace('"local" #', '"remote" #'))
-    with pytest.raises(
-        InvalidInput, match=r"skills.mode: needs a backend on other hosts.*mode = \"local\" below \[skills"
-    ):
+REMOTE = SKILLS.replace('"local" #', '"remote" #')
+
+
+def test_remote_without_a_template_is_refused_with_the_lines_that_mend_it(file: Path) -> None:
+    file.write_text(REMOTE + E2B)
+    with pytest.raises(InvalidInput, match=r"skills.mode: needs a template.*template = \"NAME\" below \[tools.e2b"):
         load_settings()
+
+
+def test_remote_on_this_host_is_refused_with_the_lines_that_mend_it(file: Path) -> None:
+    file.write_text(REMOTE + '[policy]\nisolation = "native"')
+    said = r"skills.mode: needs a backend on other hosts.*isolation = \"e2b\" below.*mode = \"local\" below \[skills"
+    with pytest.raises(InvalidInput, match=said):
+        load_settings()
+
+
+def test_remote_is_machines_of_e2b_with_all_that_its_table_says(file: Path) -> None:
+    file.write_text(f'{REMOTE}{E2B}template = "mine"\ndomain = "machines.example.com"\n')
+    settings = load_settings()
+    assert settings.policy.isolation == "e2b"
+    assert (settings.e2b.template, settings.e2b.domain) == ("mine", "machines.example.com")
+    assert (settings.sessions.idle_ttl_s, settings.sessions.hard_ttl_s) == (1801, 21601)
+    assert settings.sessions.reuse_mode == "project_agent"
+    # Where both tables speak of a limit, that of the place of runs holds.
+    assert settings.commands.timeout_s == tomllib.loads(E2B)["tools"]["e2b"]["timeout_sec_default"]
+
+
+def test_a_key_of_the_provider_is_refused_in_a_file(file: Path) -> None:
+    file.write_text(f'{REMOTE}{E2B}api_key = "e2b_0123"\n')
+    with pytest.raises(InvalidInput, match="skillyard secret set E2B_API_KEY") as refused:
+        load_settings()
+    assert "e2b_0123" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

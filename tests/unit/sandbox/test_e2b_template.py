@@ -47,7 +47,15 @@ def test_the_command_names_what_it_wrote(tmp_path: Path) -> None:
 
 
 def test_packages_are_named_by_a_built_environment(tmp_path: Path) -> None:
-    words = ["image", "e2b-template", str(tmp_path / "new"), "--packages", "f" * 64, "--data-dir", str(tmp_path / "data")]
+    words = [
+        "image",
+        "e2b-template",
+        str(tmp_path / "new"),
+        "--packages",
+        "f" * 64,
+        "--data-dir",
+        str(tmp_path / "data"),
+    ]
     told = CliRunner().invoke(cli, words)
     assert told.exit_code != 0
     assert "must be the digest of one built environment" in told.output

@@ -35,7 +35,11 @@ _SKILLS = ("mode", "executor", "reaper_interval_sec", *_LIMITS, *_SKILLS_IDLE)
 _SESSIONS = {"reuse_mode": "reuse_mode", "idle_ttl_sec": "idle_ttl_s", "hard_ttl_sec": "hard_ttl_s"}
 """Settings of sessions by their names there and in ``[sessions]``, in either mode."""
 _LOCK = "lock_timeout_sec"
-_E2B = (*_SESSIONS, _LOCK, *_LIMITS)
+_MACHINES = ("template", "domain", "api_url", "sandbox_url")
+"""Settings of the provider of machines. The reference has none of them; each stands in ``[e2b]`` too."""
+_API_KEY = "api_key"
+_E2B = (*_SESSIONS, _LOCK, *_LIMITS, *_MACHINES, _API_KEY)
+_REMOTE_ISOLATION = "e2b"
 _NO_HOST_FILES = "a sandbox is shown the programs and libraries of this host, read-only, and no other file of it"
 _SRT: Mapping[str, Any] = {
     "settings_mode": ("generated", "srt has no file of settings here"),
@@ -105,6 +109,7 @@ def read_tables(tables: Mapping[str, Any], isolations: Sequence[str]) -> tuple[d
     if mode not in (LOCAL, REMOTE):
         raise InvalidInput("skills.mode", f"must be '{LOCAL}' or '{REMOTE}'", shown(mode))
     aliases = [*_of_skills(theirs, isolations), *_of_sessions(e2b), *_of_srt(srt, mode)]
+    aliases += _of_machines(theirs, e2b, mode)
     idle = _SKILLS_IDLE
     if known is _OF_EXECUTOR:
         aliases += [*_of_executor(theirs, srt)]
@@ -128,15 +133,35 @@ def is_remote(tables: Mapping[str, Any]) -> bool:
     return _table(tables, "skills").get("mode") == REMOTE
 
 
-def check_remote(isolation: str, remote: Sequence[str]) -> None:
-    """Raises InvalidInput for an isolation on this host; ``remote`` are those on others."""
+def check_remote(isolation: str, remote: Sequence[str], template: str) -> None:
+    """Raises InvalidInput for an isolation on this host, or for one on others that lacks what it needs.
+
+    ``remote`` are the isolations on others; ``template`` is that of machines.
+    """
+    if isolation == _REMOTE_ISOLATION and not template:
+        rule = (
+            "needs a template of machines: build one with `skillyard image e2b-template`, and write "
+            f'template = "NAME" below [tools.e2b]; or write mode = "{LOCAL}" below [skills]'
+        )
+        raise InvalidInput("skills.mode", rule, shown(REMOTE))
     if isolation in remote:
         return
     lines = [f'isolation = "{name}" below [policy]' for name in remote]
     lines.append(f'mode = "{LOCAL}" below [skills]')
-    there = "" if lines[1:] else ", and this version has no backend for other hosts"
-    rule = f"needs a backend on other hosts: '{isolation}' runs on this one{there}; write {', or '.join(lines)}"
+    rule = f"needs a backend on other hosts: '{isolation}' runs on this one; write {', or '.join(lines)}"
     raise InvalidInput("skills.mode", rule, shown(REMOTE))
+
+
+def _of_machines(theirs: Mapping[str, Any], e2b: Mapping[str, Any], mode: str) -> Iterator[Alias]:
+    """Yields the isolation of ``remote``, and the provider's settings. Raises InvalidInput for a key in the file."""
+    if _API_KEY in e2b:
+        words = "skillyard secret set E2B_API_KEY --project skillyard --skills skillyard-e2b"
+        raise InvalidInput(f"tools.e2b.{_API_KEY}", f"must not stand in a file; {words}")
+    if mode == REMOTE and "executor" not in theirs:
+        yield Alias("skills.mode", "policy.isolation", _REMOTE_ISOLATION)
+    for name in _MACHINES:
+        if name in e2b:
+            yield Alias(f"tools.e2b.{name}", f"e2b.{name}", e2b[name])
 
 
 def _of_skills(theirs: Mapping[str, Any], isolations: Sequence[str]) -> Iterator[Alias]:
