@@ -134,7 +134,7 @@ def is_remote(tables: Mapping[str, Any]) -> bool:
 
 
 def check_remote(isolation: str, remote: Sequence[str], template: str) -> None:
-    """Raises InvalidInput for an isolation on this host, or for one on others that lacks what it needs.
+    """Raises InvalidInput for an isolation on this host, or one that lacks its settings.
 
     ``remote`` are the isolations on others; ``template`` is that of machines.
     """
