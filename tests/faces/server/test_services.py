@@ -434,6 +434,19 @@ def test_ports_answer_again_after_the_death_of_the_server(tmp_path: Path) -> Non
         assert yard.get("/").status_code == 404
 
 
+def test_a_service_that_is_not_ready_in_its_own_time_has_failed(yard: Yard) -> None:
+    """The time is that of the call, and a program that listens is not ready before its output says so."""
+    program = "import socket, time; sock = socket.create_server(('127.0.0.1', 8000)); time.sleep(600)"
+    asked = {"skill_name": "acme.words.say", "command": program, "language": "python", "expose_ports": [8000]}
+    with yard.server.client() as client:
+        late = {**asked, "ready_pattern": "^never said", "startup_timeout_sec": 0.5}
+        task_id = client.call("skills.run_service", late)["task_id"]
+        ended = client.task_watch(task_id, timeout_sec=PATIENCE_S)
+        assert (ended["status"], ended["reason"], ended["startup_ready"]) == ("failed", "timeout", False)
+        assert "startup_timeout_sec" in ended["error_message"]
+        assert ended["finished_at"] - ended["started_at"] < 20, "not the sixty seconds of a call that says nothing"
+
+
 def test_a_tunnel_is_for_programs_with_a_token(yard: Yard, stranger: str) -> None:
     port = urlsplit(yard.server.url).port or 0
     ask = "connection: Upgrade\r\nupgrade: skillyard-tcp\r\n"
