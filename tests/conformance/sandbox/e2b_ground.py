@@ -114,6 +114,7 @@ class Way:
         self._to = port
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.port = 0
 
     async def mend(self) -> None:
@@ -121,10 +122,16 @@ class Way:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def cut(self) -> None:
-        assert self._server is not None
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         for writer in list(self._open):
             writer.transport.abort()
+
+    async def end(self) -> None:
+        """Cuts it for good; nothing of it works on."""
+        await self.cut()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=BOUND_S)
 
     async def _passes(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -133,6 +140,10 @@ class Way:
             writer.transport.abort()
             return
         self._open |= {writer, back}
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         try:
             await asyncio.gather(_flows(reader, back), _flows(there, writer))
         finally:
@@ -156,4 +167,4 @@ async def way(port: int) -> AsyncIterator[Way]:
     try:
         yield found
     finally:
-        await found.cut()
+        await found.end()

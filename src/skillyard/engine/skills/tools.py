@@ -146,12 +146,13 @@ async def activate(tools: SkillTools, principal: Principal, params: Params) -> d
         raise _UNFIT.get(refusal.type, Forbidden)(f"skill_name: {refusal.message}", skill=skill.name) from None
     used = {} if params.get("session_id") is None else await _begun(tools, principal, params)
     return {
-        "mode": "local",
+        "mode": "remote" if plan.offer.backend.nature.remote else "local",
         "skill_name": skill.name,
         "version": skill.version,
         "version_hash": skill.digest,
         "local_dir": f"/skills/{skill.name}",
         "active_path": "skill",
+        "dest_dir": "/workspace/skill",
         "environment": environment.ref.digest,
         **used,
     }
@@ -355,12 +356,13 @@ TABLE = (
         },
         "skill_name",
         {
-            "mode": described(STRING, "'local': commands run in sandboxes of this server"),
+            "mode": described(STRING, "'local': sandboxes are on this host; 'remote': a provider makes them"),
             "skill_name": STRING,
             "version": STRING,
             "version_hash": _HASH,
             "local_dir": described(STRING, "where commands find its files, read-only"),
             "active_path": described(STRING, "the working directory with its files, which commands may write to"),
+            "dest_dir": described(STRING, "the real path of that directory, below $HOME"),
             "environment": described(STRING, "the digest of the environment with its packages"),
             **SESSION_TIMES,
         },

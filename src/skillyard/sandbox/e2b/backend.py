@@ -223,16 +223,14 @@ class E2bBackend:
         if guest_name() not in known["guests"]:
             guest = f"{stage.ROOT}/{guest_name()}.pyz"
             uploads[guest] = guest_bundle()
-        content = lacking(spec, frozenset(known["content"]))
-        if content:
+        given = order(spec, key.hex(), guest, int(known["processors"]))
+        uploads[ORDER] = json.dumps(given).encode()
+        if content := lacking(spec, frozenset(known["content"])):
             with tempfile.TemporaryFile() as packed:
                 await to_its_end(pack, content, packed)
                 packed.seek(0)
                 await self._upload(machine, ARCHIVE, packed)
-        given = order(spec, key.hex(), guest, int(known["processors"]))
-        uploads[ORDER] = json.dumps(given).encode()
-        for path, data in uploads.items():
-            await self._upload(machine, path, data)
+        await asyncio.gather(*(self._upload(machine, path, data) for path, data in uploads.items()))
         told = await self._staged(machine, f"{source} start {ORDER}")
         self._machines[template] = _checked(told)
 

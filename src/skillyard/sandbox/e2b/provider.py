@@ -6,6 +6,7 @@ addresses come from the settings.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -149,6 +150,7 @@ def _sdk() -> type[AsyncSandbox]:
         from e2b import AsyncSandbox
     except ImportError as error:
         raise SandboxFault(f"E2B's SDK is not installed ({error}); {_HANDLE_MEND}") from None
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # only the SDK uses it; it tells of each request
     return AsyncSandbox
 
 

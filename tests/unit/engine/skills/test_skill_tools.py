@@ -107,6 +107,7 @@ async def test_activate_builds_the_packages_and_makes_an_interpreter_ready(rig: 
         "version_hash": "sha256-of-a.b-1.0.0",
         "local_dir": "/skills/a.b",
         "active_path": "skill",
+        "dest_dir": "/workspace/skill",
         "environment": "",
     }
     assert rig.builder.resolved == [("a-pkg",)]

@@ -1,0 +1,225 @@
+"""Servers whose commands run in machines of E2B: kill -9, machines that somebody ends, and a provider that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skillyard.config.settings import load_settings
+from skillyard.data_dir import DataDir
+from skillyard.domain.errors import SkillyardError
+from skillyard.domain.secret import SecretScope
+from skillyard.wiring import make_sealed_stores
+from tests.conformance.sandbox import e2b_ground
+from tests.conformance.sandbox.e2b_ground import StandIn
+from tests.crash.leftovers import until
+from tests.crash.server import SMALL, Server
+from tests.hosts.e2b_server import API_KEY
+
+pytestmark = [pytest.mark.timeout(300)]
+SKILL = "skills.protocol.guide"
+BOUND_S = 90.0
+NUMBERS = "".join(f"{number}\n" for number in range(1, 100_001))
+S3 = """
+[skills]
+mode = "remote"
+timeout_sec_default = 60
+reaper_interval_sec = 1
+[tools.e2b]
+reuse_mode = "{reuse}"
+idle_ttl_sec = 1800
+hard_ttl_sec = 21600
+lock_timeout_sec = 600
+template = "base"
+api_url = "{url}"
+sandbox_url = "{url}"
+[e2b]
+http_version = "1.1"
+"""
+
+
+@pytest.fixture(scope="module")
+def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
+    with e2b_ground.stand_in(tmp_path_factory.mktemp("e2b")) as found:
+        yield found
+
+
+@pytest.fixture
+def serve(provider: StandIn, tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Starts servers on one data directory, as S3's table says; at the end the provider holds no machine."""
+    data_dir = tmp_path / "data"
+    asyncio.run(_keep_key(data_dir))
+
+    def start(reuse: str = "none", port: int = provider.port) -> Server:
+        (tmp_path / "s3.toml").write_text(S3.format(reuse=reuse, url=f"http://127.0.0.1:{port}"))
+        return Server(data_dir, SKILLYARD_CONFIG=str(tmp_path / "s3.toml"))
+
+    assert provider.machines() == {}
+    yield start
+    provider.fail()
+    left = provider.machines()
+    for machine in left:  # other tests begin without them
+        provider.lose(machine)
+    assert left == {}
+
+
+async def _keep_key(data_dir: Path) -> None:
+    settings = load_settings(data_dir=data_dir)
+    data_dir.mkdir(mode=0o700)
+    store, _ = make_sealed_stores(settings.secrets, DataDir(data_dir))
+    await store.set("E2B_API_KEY", API_KEY, SecretScope("skillyard", "skillyard-e2b"))
+
+
+def test_a_command_has_its_skill_in_a_machine_that_ends_with_it(
+    serve: Callable[..., Server], provider: StandIn
+) -> None:
+    with serve() as server, server.client() as client:
+        ready = client.skills_activate(SKILL)
+        assert (ready["mode"], ready["dest_dir"]) == ("remote", "/workspace/skill")
+        assert provider.machines() == {}, "nothing waits for a call that may not come"
+        told = client.run_cmd(SKILL, 'pwd; echo "$HOME/skill"; head -1 SKILL.md; id -u', limits=SMALL)
+        assert told["status"] == "succeeded", told
+        assert told["stdout"].split() == [ready["dest_dir"], ready["dest_dir"], "---", "65532"]
+        assert told["isolation"] == "e2b"
+        assert provider.machines() == {}
+
+
+def test_two_first_calls_at_once_make_one_machine(serve: Callable[..., Server], provider: StandIn) -> None:
+    with serve("project_agent") as server, server.client() as client, ThreadPoolExecutor(2) as pool:
+        provider.fail()
+        text = "echo one >> ../calls; cat ../calls"
+        calls = [pool.submit(_ran, server, text) for _ in range(2)]
+        told = sorted(call.result(BOUND_S)["stdout"] for call in calls)
+        assert told == ["one\n", "one\none\n"]
+        assert provider.asked().count("POST /v2/sandboxes") == 1
+        for row in client.sessions()["sessions"]:
+            client.end_session(row["session_id"])
+
+
+def test_tasks_and_sessions_go_on_in_the_next_server(serve: Callable[..., Server], provider: StandIn) -> None:
+    with serve() as first:
+        with first.client() as client:
+            client.run_cmd(SKILL, "echo kept > ../kept.txt", session_id="a", limits=SMALL)
+            in_session = client.run_cmd_async(SKILL, "sleep 2; cat ../kept.txt", session_id="a", limits=SMALL)
+            alone = client.run_cmd_async(SKILL, "seq 1 100000; sleep 3; echo end", limits=SMALL)
+            for task in (in_session, alone):
+                until(partial(_works, client, task), 60, "it runs")
+        before = set(provider.machines())
+        assert len(before) == 2
+        first.kill()
+    with serve() as second, second.client() as client:
+        ended = client.task_watch(in_session["task_id"], timeout_sec=60)
+        assert (ended["status"], ended["stdout_tail"]) == ("succeeded", "kept\n"), ended
+        ended = client.task_watch(alone["task_id"], timeout_sec=60, tail_bytes=20)
+        assert (ended["status"], ended["stdout_tail"]) == ("succeeded", f"{NUMBERS}end\n"[-20:]), ended
+        assert set(provider.machines()) <= before, "no machine was made anew"
+        assert client.run_cmd(SKILL, "cat ../kept.txt", session_id="a", limits=SMALL)["stdout"] == "kept\n"
+        client.end_session("a")
+        until(lambda: provider.machines() == {}, 60, "the machines are ended")
+
+
+def test_a_run_of_a_killed_server_is_lost_and_its_machine_ended(
+    serve: Callable[..., Server], provider: StandIn
+) -> None:
+    with serve() as first, ThreadPoolExecutor(1) as pool:
+        call = pool.submit(_ran, first, "sleep 1000")
+        with first.client() as client:
+            until(lambda: client.list_runs(status="running")["runs"] != [], 60, "it runs")
+        until(lambda: len(provider.machines()) == 1, 60, "it has a machine")
+        first.kill()
+        assert call.exception(60) is not None
+    with serve() as second, second.client() as client:
+        [row] = client.list_runs()["runs"]
+        assert row["outcome"] == "lost", row
+        until(lambda: provider.machines() == {}, 60, "its machine is ended")
+
+
+def test_a_machine_that_somebody_ends_is_said_to_be_lost(serve: Callable[..., Server], provider: StandIn) -> None:
+    with serve() as server, server.client() as client:
+        client.run_cmd(SKILL, "echo kept > ../kept.txt", session_id="a", limits=SMALL)
+        task = client.run_cmd_async(SKILL, "echo begun; sleep 1000", session_id="a", limits=SMALL)
+        until(lambda: "begun" in client.task_status(task_id=task["task_id"])["stdout_tail"], 60, "it works")
+        [machine] = provider.machines()
+        provider.lose(machine)
+        ended = client.task_watch(task["task_id"], timeout_sec=60)
+        assert (ended["status"], ended["reason"]) == ("failed", "lost"), ended
+        told = client.run_cmd(SKILL, "ls ..", session_id="a", limits=SMALL, wait_ms=60_000)
+        assert "kept.txt" not in told["stdout"], "it is another machine, and the answer does not claim the old files"
+        client.end_session("a")
+
+
+def test_a_provider_that_is_away_for_a_while_loses_nothing(serve: Callable[..., Server], provider: StandIn) -> None:
+    with way_to(provider) as (port, cut, mend), serve(port=port) as server, server.client() as client:
+        task = client.run_cmd_async(SKILL, "echo begun; sleep 3; seq 1 50000", limits=SMALL)
+        until(lambda: "begun" in client.task_status(task_id=task["task_id"])["stdout_tail"], 60, "it works")
+        cut()
+        failed = client.run_cmd(SKILL, "true", limits=SMALL)
+        assert failed["status"] == "failed", failed
+        assert "does not answer" in failed["error_message"], failed
+        mend()
+        ended = client.task_watch(task["task_id"], timeout_sec=90, tail_bytes=12)
+        assert (ended["status"], ended["stdout_tail"]) == ("succeeded", "49999\n50000\n"), ended
+        assert client.run_cmd(SKILL, "true", limits=SMALL)["status"] == "succeeded"
+
+
+def test_a_provider_that_throttles_or_fails_is_named(serve: Callable[..., Server], provider: StandIn) -> None:
+    with serve() as server, server.client() as client:
+        provider.fail({"path": "POST /v2/sandboxes", "status": 429, "count": 2})
+        assert client.run_cmd(SKILL, "true", limits=SMALL)["status"] == "succeeded", "the SDK waits and asks again"
+        provider.fail({"path": "POST /v2/sandboxes", "status": 429, "count": 9})
+        told = client.run_cmd(SKILL, "true", limits=SMALL)
+        assert "rate limit is reached" in told["error_message"], told
+        provider.fail({"path": "POST /files", "status": 507, "count": 9, "message": "no space"})
+        told = client.run_cmd(SKILL, "true", limits=SMALL)
+        assert "no space" in told["error_message"], told
+        assert provider.machines() == {}, "the machine that could not be set up is ended"
+        provider.fail()
+        assert client.run_cmd(SKILL, "true", limits=SMALL)["status"] == "succeeded"
+
+
+def test_a_machine_that_cannot_be_ended_is_ended_later(serve: Callable[..., Server], provider: StandIn) -> None:
+    with serve() as server, server.client() as client:
+        client.run_cmd(SKILL, "true", session_id="a", limits=SMALL)
+        provider.fail({"path": "DELETE /sandboxes", "status": 500, "count": 2})
+        with suppress(SkillyardError):
+            client.end_session("a")
+        until(lambda: provider.machines() == {}, 60, "the reaper tries again")
+
+
+def _ran(server: Server, text: str) -> dict[str, Any]:
+    with server.client() as client:
+        told: dict[str, Any] = client.run_cmd(SKILL, text, limits=SMALL, wait_ms=60_000)
+        return told
+
+
+def _works(client: Any, task: dict[str, Any]) -> bool:
+    return str(client.task_status(task_id=task["task_id"])["status"]) == "running"
+
+
+@contextmanager
+def way_to(provider: StandIn) -> Iterator[tuple[int, Callable[[], None], Callable[[], None]]]:
+    """A port that leads to the provider, and functions that cut and mend the way."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    way = e2b_ground.Way(provider.port)
+
+    def done(work: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work, loop).result(BOUND_S)
+
+    done(way.mend())
+    try:
+        yield way.port, lambda: done(way.cut()), lambda: done(way.mend())
+    finally:
+        done(way.end())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(BOUND_S)
+        loop.close()
