@@ -28,8 +28,10 @@ from tests.attacks.verify.mutants import Mutant
 GROUND = "sandbox/native/grounds/namespaces/ground.py"
 HOST_TMP = """
 _few_sources = sources
+def _tmp():
+    return open_bind("/tmp", "/tmp", 0, read_only=False)
 def sources(python, packages, *, memory_counted):
-    return [*_few_sources(python, packages, memory_counted=memory_counted), _open("/tmp", "/tmp", 0, read_only=False)]
+    return [*_few_sources(python, packages, memory_counted=memory_counted), _tmp()]
 """
 KEPT_PROC = """
 _plain_mount = kernel.mount
@@ -40,8 +42,8 @@ def _keeping(source, target, kind, flags, data=""):
 kernel.mount = _keeping
 """
 HOST_PROC = """
-_plain_open = _open
-def _open(source, target, attributes, *, read_only=True, whole=False):
+_plain_open = open_bind
+def open_bind(source, target, attributes, *, read_only=True, whole=False):
     shown = "/mnt" if source == "/proc" else source
     return _plain_open(shown, target, attributes, read_only=read_only, whole=whole)
 """
