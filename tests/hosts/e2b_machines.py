@@ -33,8 +33,8 @@ def leftovers(server: int) -> list[str]:
 class Machine:
     """A machine by its process 1. ``start`` makes it, ``kill`` leaves nothing of it."""
 
-    def __init__(self, id: str) -> None:
-        self.id = id
+    def __init__(self, id: str, baked: str = "") -> None:
+        self.id, self._baked = id, baked
         self._groups = [root / f"{_PREFIX}{os.getpid()}-{id}" for root in _roots()]
         self._keeper: asyncio.subprocess.Process | None = None
         self.pid = 0
@@ -51,8 +51,11 @@ class Machine:
         binds = [f"mount --bind {group} {group.parent}" for group in self._groups]
         if self._version_2:
             binds = [f"mount --bind {self._groups[0]} {GROUPS}"]
-        inside = [*binds, "mount -o remount,bind,ro /"]
+        baked = [f"mount --bind {self._baked} /mnt"] if self._baked else []
+        inside = [*binds, *baked, "mount -o remount,bind,ro /"]
         inside += [f"mount -t tmpfs -o mode=0755 tmpfs {place}" for place in _HIDDEN if Path(place).is_dir()]
+        if self._baked:
+            inside += ["mkdir -p /opt/skillyard", "mount --move /mnt /opt/skillyard"]
         inside += ["chmod 1777 /tmp /var/tmp", "ip link set lo up", "echo ready", "exec tail -f /dev/null"]
         words = ["unshare", "--mount", "--pid", "--net", "--uts", "--ipc", "--cgroup", "--fork", "--kill-child"]
         words += ["--mount-proc", "/bin/sh", "-ec", "; ".join(inside)]

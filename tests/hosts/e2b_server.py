@@ -3,7 +3,9 @@
 It makes real namespaces and runs commands for real. ``POST /test`` tells it to throttle or to fail; ``GET /test`` tells
 its machines. It speaks HTTP/1.1 on loopback::
 
-    python -m tests.hosts.e2b_server PORT
+    python -m tests.hosts.e2b_server PORT BAKED
+
+The template ``baked`` has the directory BAKED as /opt/skillyard.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from starlette.routing import Route
 from tests.hosts.e2b_machines import Machine
 
 API_KEY = "e2b_0123456789abcdef"
-TEMPLATES = ("base", "other")
+TEMPLATES = ("base", "other", "baked")
 _ENVD = "0.6.7"
 _PIECES = 32
 
@@ -110,7 +112,7 @@ class StandIn:
 
     async def _made(self, order: dict[str, Any]) -> Lent:
         id = f"i{secrets.token_hex(9)}"
-        machine, now = Machine(id), time.time()
+        machine, now = Machine(id, sys.argv[2] if order["templateID"] == "baked" else ""), time.time()
         await machine.start()
         lent = Lent(
             id, order["templateID"], order.get("metadata") or {}, order, secrets.token_hex(8), machine, now, now

@@ -19,6 +19,7 @@ import pytest
 
 from skillyard.config.backends import E2bSettings
 from skillyard.domain.secret import Delivery, Secret, SecretScope
+from skillyard.sandbox.e2b.template import CONTEXT, write_template
 from tests.hosts import e2b_machines
 from tests.hosts.e2b_server import API_KEY
 
@@ -32,6 +33,8 @@ class StandIn:
 
     port: int
     pid: int
+    baked: Path
+    """The directory that the template ``baked`` brings along."""
 
     @property
     def settings(self) -> E2bSettings:
@@ -85,10 +88,11 @@ def stand_in(scratch: Path) -> Iterator[StandIn]:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with (scratch / "e2b.log").open("wb") as log:
-        words = [sys.executable, "-m", "tests.hosts.e2b_server", str(port)]
+        words = [sys.executable, "-m", "tests.hosts.e2b_server", str(port), str(scratch / "baked" / CONTEXT)]
         server = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log)
+    write_template(scratch / "baked", "none", {})
     try:
-        found = StandIn(port, server.pid)
+        found = StandIn(port, server.pid, scratch / "baked" / CONTEXT)
         deadline = time.monotonic() + BOUND_S
         while True:
             with suppress(OSError):

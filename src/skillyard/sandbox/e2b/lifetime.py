@@ -49,7 +49,7 @@ class Lifetime:
 
     async def _renew(self, wanted_s: int) -> None:
         async with self._renewing:
-            if self._until - time.monotonic() >= wanted_s - MARGIN_S / 2:
+            if self._until - time.monotonic() >= wanted_s - min(MARGIN_S / 2, wanted_s / 4):
                 return
             asked = time.monotonic()
             await self._provider.renew(self._id, wanted_s)

@@ -1,0 +1,174 @@
+"""The provider of machines: time that is renewed, keys, templates that bring content along, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skillyard.domain.errors import InvalidInput, SandboxFault, SandboxGone
+from skillyard.domain.sandbox.content import Content
+from skillyard.domain.sandbox.spec import Argv, EnvironmentRef, Owner, SandboxSpec, Stream
+from skillyard.domain.secret import EVERYBODY, Delivery, Secret
+from skillyard.domain.work.limits import Limits
+from skillyard.sandbox.e2b.backend import E2bBackend
+from skillyard.sandbox.e2b.lifetime import MARGIN_S, Lifetime
+from skillyard.sandbox.e2b.probe import WITHOUT
+from skillyard.sandbox.e2b.provider import Provider
+from tests.conformance.sandbox import e2b_ground
+from tests.conformance.sandbox.e2b_ground import BOUND_S, StandIn
+from tests.hosts.e2b_server import API_KEY
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+SPEC = SandboxSpec(owner=Owner.TASK, allow_degraded=WITHOUT)
+
+
+@pytest.fixture(scope="module")
+def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
+    with e2b_ground.stand_in(tmp_path_factory.mktemp("e2b")) as found:
+        yield found
+
+
+@pytest.fixture
+async def backend(provider: StandIn, tmp_path: Path) -> AsyncIterator[E2bBackend]:
+    backend = E2bBackend(tmp_path / "e2b", provider.settings, e2b_ground.key)
+    yield backend
+    provider.fail()
+    for held in await backend.survey():
+        await backend.destroy(held.handle)
+    await backend.close()
+
+
+async def test_a_machine_is_renewed_while_a_server_has_it_and_ends_when_nobody_does(
+    backend: E2bBackend, provider: StandIn
+) -> None:
+    handle = (await backend.create(SPEC, "one")).handle
+    await backend.close()  # the task's machine stays
+    api = Provider(provider.settings, e2b_ground.key)
+    await api.renew(handle, 3)
+    lifetime = Lifetime(api, handle, 3, 3600, 3)
+    last = provider.machines()[handle]["ends"]
+    for _ in range(2):
+        async with asyncio.timeout(BOUND_S):
+            while (ends := provider.machines()[handle]["ends"]) <= last:
+                await asyncio.sleep(0.05)
+        last = ends
+    await lifetime.close()
+    async with asyncio.timeout(BOUND_S):
+        while handle in provider.machines():
+            await asyncio.sleep(0.05)
+    with pytest.raises(SandboxGone):
+        await backend.attach(handle)
+
+
+async def test_a_machine_outlives_each_program_that_is_started_in_it(backend: E2bBackend, provider: StandIn) -> None:
+    sandbox = await backend.create(SPEC, "one")
+    await sandbox.start(Argv(("sleep", "1000")), id="long", timeout_ms=900_000)
+    left_s = provider.machines()[sandbox.handle]["ends"] - time.time()
+    assert 900 <= left_s <= 900 + MARGIN_S
+    await sandbox.start(Argv(("sleep", "1000")), id="longer", timeout_ms=24 * 3600 * 1000)
+    left_s = provider.machines()[sandbox.handle]["ends"] - time.time()
+    assert 3590 <= left_s <= provider.settings.max_ttl_s, "no more than the provider allows; it is renewed later"
+
+
+async def test_the_key_is_that_of_the_store_and_no_other(
+    provider: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("E2B_API_KEY", API_KEY)
+
+    async def none(*_: str) -> None:
+        return None
+
+    async def everybodys(name: str, *_: str) -> Secret:
+        return Secret(name, API_KEY, "store:1", Delivery.ENV, (), EVERYBODY)
+
+    async def wrong(name: str, *_: str) -> Secret:
+        found = await e2b_ground.key(name, "skillyard", "skillyard-e2b")
+        assert found is not None
+        return replace(found, value="e2b_wrong")
+
+    for find, said in (
+        (none, "the store has no secret"),
+        (everybodys, "every skill may"),
+        (wrong, "refuses the API key"),
+    ):
+        backend = E2bBackend(tmp_path, provider.settings, find)
+        probe = await backend.probe()
+        assert not probe.ready
+        assert said in probe.facts["why"]
+        assert "e2b_wrong" not in probe.facts["why"]
+        with pytest.raises(SandboxFault):
+            await backend.survey()
+        await backend.close()
+
+
+async def test_an_address_of_the_environment_is_not_taken(
+    provider: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("E2B_SANDBOX_URL", "http://127.0.0.1:1")
+    settings = provider.settings.model_copy(update={"sandbox_url": ""})
+    backend = E2bBackend(tmp_path, settings, e2b_ground.key)
+    probe = await backend.probe()
+    await backend.close()
+    assert "E2B_SANDBOX_URL" in probe.facts["why"]
+
+
+async def test_what_a_template_brings_along_is_not_uploaded(provider: StandIn, tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "one.py").write_text("ONE = 1")
+    digest = "d" * 64
+    (provider.baked / "content" / digest).mkdir()
+    (provider.baked / "content" / digest / "one.py").write_text("ONE = 2")
+    settings = provider.settings.model_copy(update={"template": "baked", "environments": {"mine": "baked"}})
+    backend = E2bBackend(tmp_path / "e2b", settings, e2b_ground.key)
+    assert (await backend.probe()).ready
+    provider.fail()
+    spec = SandboxSpec(
+        owner=Owner.TASK, allow_degraded=WITHOUT, environment=EnvironmentRef("mine", Content(digest, packages))
+    )
+    sandbox = await backend.create(spec, "one")
+    process = await sandbox.start(Argv(("python3", "-c", "import one; print(one.ONE)")), id="x")
+    assert b"".join([piece async for piece in process.output(Stream.STDOUT)]) == b"2\n"
+    assert provider.asked().count("POST /files") == 2, "the stage and its order"
+    await backend.destroy(sandbox.handle)
+    await backend.close()
+
+
+async def test_a_creation_whose_answer_is_lost_makes_one_machine(provider: StandIn, tmp_path: Path) -> None:
+    async with e2b_ground.way(provider.port) as way:
+        backend = E2bBackend(tmp_path, e2b_ground.settings(way.port), e2b_ground.key)
+        assert (await backend.probe()).ready
+        provider.fail()
+        creating = asyncio.create_task(backend.create(SPEC, "one"))
+        async with asyncio.timeout(BOUND_S):
+            while not any(asked == "POST /v2/sandboxes" for asked in provider.asked()):
+                await asyncio.sleep(0)
+        await way.cut()
+        await way.mend()
+        sandbox = await creating
+        assert set(provider.machines()) == {sandbox.handle}
+        await backend.destroy(sandbox.handle)
+        await backend.close()
+
+
+async def test_more_memory_than_machines_have_is_refused_by_name(backend: E2bBackend) -> None:
+    spec = SandboxSpec(limits=Limits(memory_mb=1 << 20), allow_degraded=WITHOUT)
+    with pytest.raises(InvalidInput, match=r"limits.memory_mb: machines of the template 'base' have \d+ MiB"):
+        await backend.create(spec, "one")
+
+
+async def test_machines_of_others_are_left_alone(backend: E2bBackend, provider: StandIn, tmp_path: Path) -> None:
+    other = E2bBackend(tmp_path / "other", provider.settings, e2b_ground.key)
+    handle = (await other.create(SPEC, "one")).handle
+    assert await backend.survey() == []
+    with pytest.raises(SandboxGone, match="is unknown here"):
+        await backend.attach(handle)
+    await backend.destroy(handle)
+    assert handle in provider.machines()
+    await other.destroy(handle)
+    await other.close()
