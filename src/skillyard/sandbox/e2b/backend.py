@@ -277,7 +277,9 @@ class E2bBackend:
         except (LookupError, TypeError, ValueError, AttributeError):
             raise SandboxFault(f"the provider changed the metadata of {shown(machine.sandbox_id)}") from None
         lease_s = LEASE_S if owner is Owner.RUN else None
-        handle = machine.sandbox_id
+        handle = str(machine.sandbox_id)
+        if not _HANDLE.fullmatch(handle):
+            raise SandboxFault(f"the provider names a machine {shown(handle)}, which cannot be")
         sandbox = E2bSandbox(
             Reach(self._opener(machine), key), handle, enforced, timeout_ms=timeout_ms, lease_s=lease_s
         )
@@ -304,7 +306,8 @@ class E2bBackend:
 
     async def survey(self) -> Sequence[Held]:
         now = time.time()
-        found = [one async for one in self._provider.list({_SERVER: self._server()})]
+        ours = [one async for one in self._provider.list({_SERVER: self._server()})]
+        found = [one for one in ours if _HANDLE.fullmatch(one.id)]
         return [Held(one.id, one.metadata.get(_KEY, ""), _owner(one), max(0.0, now - one.started)) for one in found]
 
     async def destroy(self, handle: str) -> Usage:
