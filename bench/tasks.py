@@ -1,4 +1,4 @@
-"""Shell commands beside bubblewrap and srt, a thousand tasks drained, and watchers of tasks that stand still."""
+"""Shell commands beside bubblewrap and srt, cells of a session, a thousand tasks drained, and watchers of tasks."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from skillyard.server_process import ServerProcess
 SKILL = "skills.protocol.guide"
 COMMAND = "true"
 _SHELL = ("bash", "-c", COMMAND)
+RUN, CELL = "run_code of a sum", "a cell of a session's interpreter"
+_CODE = "print(sum(range(1000)))"
 OURS, SHELL, BUBBLEWRAP, SRT = "run_cmd true", "bash -c true", "bwrap bash -c true", "srt bash -c true"
 LIMITS = {"memory_mb": 64, "disk_mb": 16, "pids": 32}
 _AT_ONCE = 16
@@ -59,6 +61,7 @@ class Work:
         ours = self.commands[OURS]
         for title in (SHELL, BUBBLEWRAP, SRT):
             yield f"{OURS}: of {title}", _ratio(ours, self.commands.get(title))
+        yield f"{CELL}: of {RUN}", _ratio(self.commands[CELL], self.commands[RUN])
         each_s = self.drained_s / self.tasks
         yield f"{self.tasks:,} tasks queued and drained, each: of {OURS}", each_s / statistics.median(ours)
         for what, cost in self.watching.items():
@@ -79,7 +82,7 @@ def _ratio(ours: Sequence[float], theirs: Sequence[float] | None) -> float | Non
 
 
 def measure(home: Path, *, quick: bool) -> Work:
-    """Measures all three. Raises the errors of a server and of its start, WrongResult."""
+    """Measures all of them. Raises the errors of a server and of its start, WrongResult."""
     found = Work(tasks=8 if quick else 1000, watchers=8 if quick else 500)
     home.mkdir(parents=True)
     with ServerProcess(home / "data", settings=_PLACES) as server, SyncClient(data_dir=server.data_dir) as client:
@@ -96,7 +99,16 @@ def _beside(home: Path, client: SyncClient, times: int, found: Work) -> None:
         if (answer := client.run_cmd(SKILL, COMMAND, limits=LIMITS))["status"] != "succeeded":
             raise WrongResult(f"run_cmd ended with {answer['reason']}: {answer['stderr'][-200:]}")
 
-    works: dict[str, Callable[[], object]] = {OURS: run_cmd, SHELL: partial(printed, _SHELL)}
+    def run_code(session_id: str | None = None) -> None:
+        if (run := client.run_code(_CODE, limits=LIMITS, session_id=session_id)).status != "completed":
+            raise WrongResult(f"run_code: {run.summary}")
+
+    works: dict[str, Callable[[], object]] = {
+        OURS: run_cmd,
+        RUN: run_code,
+        CELL: partial(run_code, "bench"),
+        SHELL: partial(printed, _SHELL),
+    }
     with ExitStack() as stack:
         for title, name in ((BUBBLEWRAP, "bubblewrap"), (SRT, "srt")):
             try:
