@@ -78,7 +78,7 @@ MUTANTS = (
         {
             ROOT: HOST_FILES + HOST_TMP, WALLS: NO_OWN_TMP + ONE_UID, LANDLOCK: NO_LANDLOCK, IDS: REAL_ROOT,
         },
-        who="root", canary=True,
+        who="root", canary=True, leaves=("/tmp/to-hosts",),
     ),
     Mutant(
         "host_proc", ("pid_namespace", "private_proc"), "the host's /proc is shown instead of the sandbox's own",

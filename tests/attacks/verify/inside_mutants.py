@@ -117,13 +117,16 @@ MUTANTS = (
         ("files-places", "files-climbing", "special-files-sysfs"), {ROOT: HOST_FILES}, short=True,
     ),
     Mutant(
-        "devices", ("mount_namespace",), "the root shows more of the host's devices",
-        ("special-files-host-devices",), {ROOT: 'DEVICES = (*DEVICES, "tty", "ptmx", "fuse")'},
+        "devices", ("mount_namespace", "landlock", "own_uid", "non_root"),
+        "the root shows more of the host's devices, to the host's own root",
+        ("special-files-host-devices",),
+        {ROOT: 'DEVICES = (*DEVICES, "tty", "ptmx", "fuse")', WALLS: ONE_UID, LANDLOCK: NO_LANDLOCK, IDS: REAL_ROOT},
+        who="root",
     ),
     Mutant(
         "packages", ("mount_namespace",), "the directories of the host's packages are not hidden",
         ("files-packages",),
-        {INTERPRETER: "_described = describe\ndef describe():\n    from dataclasses import replace\n"
+        {INTERPRETER: "_described = find_interpreter\ndef find_interpreter():\n    from dataclasses import replace\n"
                       "    return replace(_described(), masked=())"},
     ),
     Mutant(

@@ -112,7 +112,7 @@ Cgroups.make = _wide
     Mutant(
         "output", ("output",), "no program is ended for what it writes",
         ("limits-flood-stdout", "limits-flood-stderr"),
-        {PROGRAM: "_plain_caps = Caps\ndef Caps(log, channel):\n    return _plain_caps(1 << 40, 1 << 40)"},
+        {PROGRAM: "_plain_caps = Caps\ndef Caps(*_, **more):\n    return _plain_caps(1 << 40, 1 << 40)"},
     ),
     Mutant(
         "rlimits", ("user_namespace",), "descriptors, queued signals, locked memory are not limited",

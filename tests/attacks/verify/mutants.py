@@ -40,7 +40,7 @@ class Mutant:
     behind modules of the copy; ``outside``: changes to the server in this process. ``escapes``: attacks that must
     escape then. ``who``: whose walls these are, ``root``, ``ordinary`` or ``both``. ``canary``: targets are planted.
     ``short``: tried in the default form of the tests. ``network``: its runs have the way out that policy gives, by a
-    gate that runs from the copy too."""
+    gate that runs from the copy too. ``leaves``: files of the host that its attacks make."""
 
     id: str
     without: tuple[str, ...]
@@ -52,6 +52,7 @@ class Mutant:
     canary: bool = False
     short: bool = False
     network: bool = False
+    leaves: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.id
@@ -96,8 +97,12 @@ async def weakened(
     ) as copy:  # the sandboxes' users must be able to read it
         monkeypatch.setattr(launch, "__file__", str(copy_of(mutant, Path(copy))))
         monkeypatch.setattr(own_process, "_roots", lambda needs, roots=own_process._roots: [copy, *roots(needs)])
-        async with _site(mutant, place, monkeypatch, claims) as site:
-            yield site
+        try:
+            async with _site(mutant, place, monkeypatch, claims) as site:
+                yield site
+        finally:
+            for path in mutant.leaves:
+                Path(path).unlink(missing_ok=True)
 
 
 @asynccontextmanager

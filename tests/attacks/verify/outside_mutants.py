@@ -12,7 +12,7 @@ import pytest
 from skillyard.domain import foreign_json
 from skillyard.domain.principal import LOCAL, Principal
 from skillyard.domain.sandbox import frames
-from skillyard.domain.sandbox.frames import FrameLimits, Result
+from skillyard.domain.sandbox.frames import FrameFamilies, FrameLimits, Result
 from skillyard.domain.sandbox.guarantees import Probe
 from skillyard.engine import driver, table
 from skillyard.engine.backends import Offer
@@ -68,7 +68,7 @@ def endless_results(patch: pytest.MonkeyPatch) -> None:
 
     def init(self: Any, *args: Any, **options: Any) -> None:
         plain(self, *args, **options)
-        self._frames = limits
+        self._frames = FrameFamilies(limits, limits)
 
     patch.setattr(grant.Granter, "__init__", init)
     patch.setattr(record, "SUMMARY_CHARACTERS", 1 << 30)

@@ -226,7 +226,7 @@ async def _schemas(site: Site) -> Judgement:
     value: dict[str, Any] = {}
     both = {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}
     await _publish(site, _schema(name, {"type": "object", "properties": {"a": both}}))
-    for _ in range(24):
+    for _ in range(27):
         value = {"a": value}
     running = asyncio.create_task(_call(site, "execute_skill", name=name, args=value))
     clock, worst = asyncio.get_running_loop().time, 0.0
