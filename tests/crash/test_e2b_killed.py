@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -126,6 +127,28 @@ def test_tasks_and_sessions_go_on_in_the_next_server(serve: Callable[..., Server
         until(lambda: provider.machines() == {}, 60, "the machines are ended")
 
 
+def test_jobs_and_services_go_on_in_the_next_server(serve: Callable[..., Server], provider: StandIn) -> None:
+    listens = "python3 -m http.server 8000 --bind 127.0.0.1 --directory /workspace/skill"
+    with serve() as first:
+        with first.client() as client:
+            steps = [{"command": "sleep 2; echo one > ../one"}, {"command": "cat ../one; echo two"}]
+            job = client.start_job(SKILL, "jobs", steps, limits=SMALL)
+            service = client.run_service(SKILL, listens, expose_ports=[8000], limits=SMALL)
+            until(partial(_works, client, service), 60, "the service runs")
+            until(lambda: client.job_status(job["job_id"])["steps"][0]["status"] == "running", 60, "the job works")
+        before = set(provider.machines())
+        first.kill()
+    with serve() as second, second.client() as client:
+        ended = client.job_watch(job["job_id"], timeout_sec=60)
+        assert ended["status"] == "succeeded", ended
+        assert ended["steps"][1]["stdout_tail"] == "one\ntwo\n", ended
+        until(partial(_answers, second, service["task_id"]), 60, "the service answers again")
+        assert set(provider.machines()) <= before, "no machine was made anew"
+        client.task_cancel(service["task_id"])
+        client.end_session("jobs")
+        until(lambda: provider.machines() == {}, 60, "the machines are ended")
+
+
 def test_a_run_of_a_killed_server_is_lost_and_its_machine_ended(
     serve: Callable[..., Server], provider: StandIn
 ) -> None:
@@ -198,6 +221,16 @@ def _ran(server: Server, text: str) -> dict[str, Any]:
     with server.client() as client:
         told: dict[str, Any] = client.run_cmd(SKILL, text, limits=SMALL, wait_ms=60_000)
         return told
+
+
+def _answers(server: Server, task_id: str) -> bool:
+    url = f"{server.url}/services/{task_id}/8000/SKILL.md"
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {server.token}"})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return b"---" in answer.read(3)
+    except OSError:
+        return False
 
 
 def _works(client: Any, task: dict[str, Any]) -> bool:

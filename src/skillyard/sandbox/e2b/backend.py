@@ -219,7 +219,11 @@ class E2bBackend:
             await self._upload(machine, source, stage_source())
             known = self._machines[template] = _checked(await self._staged(machine, f"{source} look"))
         guest = f"{stage.BAKED}/guests/{guest_name()}.pyz"
-        uploads = {source: stage_source()}
+        uploads: dict[str, bytes] = {}
+        if known["stage"] == hashlib.sha256(stage_source()).hexdigest():
+            source = f"{stage.BAKED}/stage.py"
+        else:
+            uploads[source] = stage_source()
         if guest_name() not in known["guests"]:
             guest = f"{stage.ROOT}/{guest_name()}.pyz"
             uploads[guest] = guest_bundle()
@@ -388,7 +392,7 @@ def _checked(told: Mapping[str, Any]) -> Mapping[str, Any]:
         case {
             "missing": [*missing], "root": bool(root), "boot": str(), "release": str(), "machine": str(),
             "python": [int(), int()], "memory_mb": int(), "processors": int(), "spaces": dict(),
-            "guests": [*_], "content": [*_],
+            "stage": str(), "guests": [*_], "content": [*_],
         }:  # fmt: skip
             if missing or not root:
                 lack = ", ".join(map(str, missing))[:100] or "root for our commands"
