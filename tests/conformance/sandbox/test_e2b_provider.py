@@ -16,6 +16,7 @@ from skillyard.domain.sandbox.spec import Argv, EnvironmentRef, Owner, SandboxSp
 from skillyard.domain.secret import EVERYBODY, Delivery, Secret
 from skillyard.domain.work.limits import Limits
 from skillyard.sandbox.e2b.backend import E2bBackend
+from skillyard.sandbox.e2b.channel import CommandChannel
 from skillyard.sandbox.e2b.lifetime import MARGIN_S, Lifetime
 from skillyard.sandbox.e2b.probe import WITHOUT
 from skillyard.sandbox.e2b.provider import Provider
@@ -172,3 +173,49 @@ async def test_machines_of_others_are_left_alone(backend: E2bBackend, provider: 
     assert handle in provider.machines()
     await other.destroy(handle)
     await other.close()
+
+
+async def test_an_agent_that_has_ended_is_gone_though_its_machine_lives(
+    backend: E2bBackend, provider: StandIn, tmp_path: Path
+) -> None:
+    sandbox = await backend.create(SPEC, "one")
+    process = await sandbox.start(Argv(("sleep", "1000")), id="long")
+    await sandbox.end()
+    with pytest.raises(SandboxGone):
+        await process.wait()
+    assert sandbox.handle in provider.machines()
+    other = E2bBackend(tmp_path / "e2b", provider.settings, e2b_ground.key)
+    with pytest.raises(SandboxGone, match="agent has ended"):
+        await other.attach(sandbox.handle)
+    await other.close()
+
+
+async def test_an_end_that_speaks_otherwise_ends_its_channel(backend: E2bBackend, provider: StandIn) -> None:
+    sandbox = await backend.create(SPEC, "one")
+    api = Provider(provider.settings, e2b_ground.key)
+    machine = await api.connect(sandbox.handle, 60)
+    channel = await CommandChannel.open(api, machine, "printf '\\303\\277\\342\\202\\254'; cat")
+    with pytest.raises(EOFError, match="not the agent's end"):
+        await _all_of(channel)
+    channel.close()
+    await channel.closed()
+    echo = await CommandChannel.open(api, machine, f"exec python3 -c '{_ECHO}'")
+    everything = bytes(range(256)) * 3000
+    echo.write(everything)
+    seen = b""
+    async with asyncio.timeout(BOUND_S):
+        while len(seen) < len(everything):
+            piece = await echo.read(1000)
+            assert piece
+            seen += piece
+    assert seen == everything
+    echo.close()
+    await echo.closed()
+
+
+async def _all_of(channel: CommandChannel) -> None:
+    while await channel.read():
+        pass
+
+
+_ECHO = 'import os\nwhile data := os.read(0, 65536): os.write(1, data.decode("latin-1").encode())'

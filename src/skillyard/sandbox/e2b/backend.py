@@ -162,15 +162,8 @@ class E2bBackend:
         if spec.image and spec.image not in (ours.template, *ours.templates):
             raise InvalidInput("image", "must be one of e2b.templates", shown(spec.image))
         template = spec.image or ours.environments.get(spec.environment.name, ours.template)
-        seen = self._machines.get(template) or self._machines[ours.template]
-        if spec.limits.memory_mb > seen["memory_mb"]:
-            rule = f"machines of the template '{template}' have {seen['memory_mb']} MiB; choose a larger template"
-            raise InvalidInput("limits.memory_mb", rule, str(spec.limits.memory_mb))
-        if spec.environment.packages is not None:
-            want, has = [list(sys.version_info[:2]), os.uname().machine], [seen["python"], seen["machine"]]
-            if want != has:
-                told = [f"Python {version[0]}.{version[1]} on {machine}" for version, machine in (want, has)]
-                raise InvalidInput("environment", f"its packages are for {told[0]}, and the template has {told[1]}")
+        if (seen := self._machines.get(template)) is not None:
+            _fit(spec, template, seen)
         return template
 
     async def _found(self, key: str) -> str | None:
@@ -219,6 +212,7 @@ class E2bBackend:
             await self._upload(machine, source, stage_source())
             known = self._machines[template] = _checked(await self._staged(machine, f"{source} look"))
         guest = f"{stage.BAKED}/guests/{guest_name()}.pyz"
+        _fit(spec, template, known)
         uploads: dict[str, bytes] = {}
         if known["stage"] == hashlib.sha256(stage_source()).hexdigest():
             source = f"{stage.BAKED}/stage.py"
@@ -384,6 +378,17 @@ class E2bBackend:
                 os.link(part, place)
             part.unlink()
         return place.read_bytes()
+
+
+def _fit(spec: SandboxSpec, template: str, seen: Mapping[str, Any]) -> None:
+    """Raises InvalidInput for a spec that machines of a template are too small for, or too old."""
+    if spec.limits.memory_mb > seen["memory_mb"]:
+        rule = f"machines of the template '{template}' have {seen['memory_mb']} MiB; choose a larger template"
+        raise InvalidInput("limits.memory_mb", rule, str(spec.limits.memory_mb))
+    want, has = [list(sys.version_info[:2]), os.uname().machine], [seen["python"], seen["machine"]]
+    if spec.environment.packages is not None and want != has:
+        told = [f"Python {version[0]}.{version[1]} on {machine}" for version, machine in (want, has)]
+        raise InvalidInput("environment", f"its packages are for {told[0]}, and '{template}' has {told[1]}")
 
 
 def _checked(told: Mapping[str, Any]) -> Mapping[str, Any]:

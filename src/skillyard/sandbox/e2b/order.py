@@ -98,5 +98,5 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         return None
     member.uid = member.gid = 0
     member.uname = member.gname = "root"
-    member.mode = (member.mode & 0o555) | (0o555 if member.isdir() else 0o444)
+    member.mode = 0o555 if member.isdir() or member.mode & 0o111 else 0o444
     return member
