@@ -15,6 +15,7 @@ from skillyard.client.sync import SyncClient
 from tests.crash.full_disk import fill
 from tests.crash.leftovers import until
 from tests.crash.server import Server
+from tests.faces.server.test_task_events import events, stream
 
 SKILL = "skills.protocol.guide"
 LINE, LINES = "%07d" + "." * 248 + "\n", 8192
@@ -45,7 +46,11 @@ def main(data_dir: Path) -> None:
             told = _told(client, each)
             assert "the blob store's disk is full" in told["log_problem"], told["log_problem"]
             assert told["status"] == "running", told
-        ballast.unlink()
+        with stream(server, f"/tasks/{service}/events") as response:
+            said = next(data for name, _, data in events(response) if name == "log")
+            assert said == {"problem": told["log_problem"]}, said
+            ballast.unlink()
+            assert next(data for name, _, data in events(response) if name == "log") == {"problem": ""}
         for each in (task, service):
             until(partial(_goes_on, client, each), 60, "its output is taken again")
         ended = client.call("skills.task_watch", {"task_id": task, "timeout_sec": 60})

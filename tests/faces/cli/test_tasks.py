@@ -141,6 +141,21 @@ def test_a_watch_follows_both_streams_and_tells_the_end(run: Cli, yard: YardServ
     assert (failed.exit_code, json.loads(failed.stdout)["error_message"]) == (1, "why")
 
 
+def test_output_that_is_not_taken_is_told_once(run: Cli, yard: YardServer) -> None:
+    pages = iter([("a", "the disk is full"), ("", "the disk is full"), ("b\n", "")])
+
+    def page(params: dict[str, Any]) -> dict[str, Any]:
+        text, problem = next(pages)
+        told = {"task_id": "run_1", "dropped": 0, "running": True, "complete": text == "b\n", "log_problem": problem}
+        chunks = [{"stream": "stdout", "text": text}] if text else []
+        return {**told, "chunks": chunks, "next_offset": params["offset"] + len(text)}
+
+    yard.methods["skills.task_logs"] = page
+    done = run("task", "logs", "run_1", "--follow")
+    assert (done.exit_code, done.stdout) == (0, "ab\n")
+    assert done.stderr == "output is not taken now: the disk is full\noutput is taken again\n"
+
+
 def test_logs_of_one_stream(run: Cli, yard: YardServer) -> None:
     paged(yard)
     assert run("task", "logs", "run_1").stdout == "ac\n"

@@ -290,8 +290,8 @@ def output(
             raise BadReply("the server's pages of the output do not follow each other")
         if page["dropped"]:
             click.echo(f"{page['dropped']} bytes of the output are not kept any more", err=True)
-        if page.get("log_problem", "") != problem:
-            problem = page["log_problem"]
+        if (now := page.get("log_problem", "")) != problem:
+            problem = now
             emit_foreign(f"output is not taken now: {problem}" if problem else "output is taken again", err=True)
         for chunk in page["chunks"]:
             yield chunk["stream"], chunk["text"]
