@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.domain.errors import InvalidInput, SandboxFault, SandboxGone
+from skillyard.config.backends import E2bSettings
+from skillyard.domain.errors import InvalidInput, ProtectionMissing, SandboxFault, SandboxGone
 from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import Argv, EnvironmentRef, Owner, SandboxSpec, Stream
 from skillyard.domain.secret import EVERYBODY, Delivery, Secret
@@ -161,6 +162,17 @@ async def test_more_memory_than_machines_have_is_refused_by_name(backend: E2bBac
     spec = SandboxSpec(limits=Limits(memory_mb=1 << 20), allow_degraded=WITHOUT)
     with pytest.raises(InvalidInput, match=r"limits.memory_mb: machines of the template 'base' have \d+ MiB"):
         await backend.create(spec, "one")
+
+
+async def test_a_network_is_refused_by_name(backend: E2bBackend) -> None:
+    with pytest.raises(ProtectionMissing, match="the gate is on the server's host"):
+        (await backend.probe()).demand("egress")
+
+
+async def test_without_a_template_the_mend_is_named(tmp_path: Path) -> None:
+    backend = E2bBackend(tmp_path, E2bSettings(), e2b_ground.key)
+    assert "skillyard image e2b-template" in (await backend.probe()).facts["why"]
+    await backend.close()
 
 
 async def test_machines_of_others_are_left_alone(backend: E2bBackend, provider: StandIn, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ class E2bBackend:
         address = self._settings.api_url or self._settings.domain
         facts = {"template": template, "provider": address}
         if not template:
-            return absent("no template is named", facts, _MEND)
+            return absent(f"no template is named; {_MEND}", facts)
         try:
             spec = SandboxSpec(limits=_LOOK_LIMITS)
             sandbox = await self._make(spec, f"probe-{secrets.token_hex(8)}", template, {})

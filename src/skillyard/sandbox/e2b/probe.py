@@ -40,8 +40,9 @@ def judge(seen: Mapping[str, Any], machine: Mapping[str, Any], facts: Mapping[st
         "machine_processors": str(machine["processors"]),
         "own_kernel": "yes" if own else "no: it shares this server's kernel",
     }
-    forwarding = {"forwarding": Protection(Level.PROVIDER, by="the agent connects inside")}
-    return Probe(NAME, True, walls | ({OWN_KERNEL: kernel} if own else {}) | _limits(machine), told, forwarding)
+    away = Protection(Level.MISSING, why="the gate is on the server's host", mend="use the isolation 'native'")
+    abilities = {"egress": away, "forwarding": Protection(Level.PROVIDER, by="the agent connects inside")}
+    return Probe(NAME, True, walls | ({OWN_KERNEL: kernel} if own else {}) | _limits(machine), told, abilities)
 
 
 def absent(why: str, facts: Mapping[str, str], mend: str = "") -> Probe:
