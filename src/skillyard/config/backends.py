@@ -1,10 +1,10 @@
-"""``[native]``, ``[gvisor]`` and ``[oci]``: how the backends make sandboxes."""
+"""``[native]``, ``[gvisor]``, ``[oci]`` and those of other hosts: how the backends make sandboxes."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, SecretStr
 
 from skillyard.config.section import Section
 
@@ -161,3 +161,46 @@ class E2bSettings(Section):
         description="Longest time for which the provider keeps a machine that nobody renews. A task that a stopped "
         "server left ends after it.",
     )
+
+
+class OpenSandboxSettings(Section):
+    """The opensandbox backend: sandboxes of an OpenSandbox server."""
+
+    model_config = ConfigDict(title="opensandbox")
+
+    domain: str = Field(
+        default="localhost:8080",
+        pattern=r"[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?",
+        description="Host and port of the lifecycle server.",
+    )
+    protocol: Literal["http", "https"] = Field(
+        default="http", description="`https` where the way to the server is not your own host's."
+    )
+    api_key: SecretStr = Field(
+        default=SecretStr(""),
+        description="The server's API key. Give it as a variable, not in a file; the SDK's own variable is not asked.",
+    )
+    use_server_proxy: bool = Field(
+        default=False,
+        description="Whether sandboxes are reached through the server. Set it where their ports are not to be reached.",
+    )
+    request_timeout_seconds: float = Field(
+        default=600.0, gt=0, le=3600, description="Time that one request to the server may take."
+    )
+    image: str = Field(
+        default="",
+        description="Image of sandboxes, by name or digest, with `python3` on its `PATH`. Without one no sandbox is made.",
+    )
+    images: tuple[str, ...] = Field(
+        default=(), description="Further images that a run may have. Name them by digest where they must not change."
+    )
+    max_ttl_s: int = Field(
+        default=3600,
+        ge=300,
+        le=86_400,
+        description="Longest time for which the server keeps a sandbox that nobody renews; at most the server's own "
+        "`max_sandbox_timeout_seconds`.",
+    )
+
+    def key(self) -> str:
+        return self.api_key.get_secret_value()

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from skillyard.config.backends import E2bSettings, GvisorSettings, NativeSettings, OciSettings
+from skillyard.config.backends import E2bSettings, GvisorSettings, NativeSettings, OciSettings, OpenSandboxSettings
 from skillyard.config.commands import CommandSettings
 from skillyard.config.limits import AdmissionSettings, LimitSettings
 from skillyard.config.network import NetworkSettings
@@ -94,6 +94,7 @@ class Sections(Section):
     gvisor: GvisorSettings = GvisorSettings()
     oci: OciSettings = OciSettings()
     e2b: E2bSettings = E2bSettings()
+    opensandbox: OpenSandboxSettings = OpenSandboxSettings()
     srt: SrtSettings = SrtSettings()
     server: ServerSettings = ServerSettings()
     packages: PackagesSettings = PackagesSettings()

@@ -26,6 +26,7 @@ BACKENDS: dict[str, str] = {
     "oci": "skillyard.sandbox.oci.backend",
     "srt": "skillyard.sandbox.srt.backend",
     "e2b": "skillyard.sandbox.e2b.backend",
+    "opensandbox": "skillyard.sandbox.opensandbox.backend",
 }
 """The module of each backend by name, best rank first, so that few are imported."""
 

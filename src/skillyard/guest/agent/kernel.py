@@ -9,6 +9,7 @@ import struct
 
 _DUMPABLE, _SECCOMP, _SUBREAPER, _NO_NEW_PRIVILEGES = 4, 22, 36, 38
 _FILTER, _INSTRUCTION = 2, 8
+_DROP, _CAPABILITIES = 24, 64
 _ENDED_FIRST = 500
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -29,6 +30,16 @@ def be_subreaper() -> None:
 
 def no_new_privileges() -> None:
     _prctl(_NO_NEW_PRIVILEGES, 1)
+
+
+def become_user(user: tuple[int, int]) -> None:
+    """Gives root up for good: no program that this process executes can have a capability."""
+    for capability in range(_CAPABILITIES):
+        if _libc.prctl(_DROP, ctypes.c_ulong(capability), 0, 0, 0) != 0:
+            break  # the kernel has no more of them, or this process may not drop any
+    os.setgroups([])
+    os.setgid(user[1])
+    os.setuid(user[0])
 
 
 def filter_calls(program: bytes) -> None:

@@ -40,6 +40,7 @@ from skillyard.sandbox.e2b.template import guest_name, stage_source
 from skillyard.sandbox.guest_argv import guest_bundle
 from skillyard.sandbox.native.probe import look_inside
 from skillyard.sandbox.registry import Kind, Place
+from skillyard.sandbox.secret_file import secret_of
 from skillyard.threads import to_its_end
 
 if TYPE_CHECKING:
@@ -361,23 +362,10 @@ class E2bBackend:
 
     def _server(self) -> str:
         """Returns the name of this data directory at the provider. Machines of others are left alone."""
-        return hmac.digest(self._secret(), b"server", "sha256").hex()[:32]
+        return hmac.digest(secret_of(self._state), b"server", "sha256").hex()[:32]
 
     def _key_of(self, nonce: str) -> bytes:
-        return hmac.digest(self._secret(), f"agent {nonce}".encode(), "sha256")
-
-    def _secret(self) -> bytes:
-        place = self._state / "secret"
-        if not place.exists():
-            self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
-            part = self._state / f".secret-{secrets.token_hex(8)}"
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(32))
-            with suppress(FileExistsError):
-                os.link(part, place)
-            part.unlink()
-        return place.read_bytes()
+        return hmac.digest(secret_of(self._state), f"agent {nonce}".encode(), "sha256")
 
 
 def _fit(spec: SandboxSpec, template: str, seen: Mapping[str, Any]) -> None:

@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Protocol
 
 from skillyard.domain.errors import SandboxFault, SandboxGone
-from skillyard.sandbox.e2b.provider import Provider
 
 MARGIN_S = 120.0
 """How much longer than its deadline a machine lives: time to collect what a program left."""
 _AGAIN_S = 10.0
 _SOONEST_S = 1.0
+
+
+class Renewer(Protocol):
+    """The side that keeps the time of machines."""
+
+    async def renew(self, id: str, ttl_s: int, /) -> None:
+        """Has a machine end in ``ttl_s``. Raises SandboxGone, SandboxFault."""
+        ...
 
 
 def span(timeout_ms: float, most_s: float) -> int:
@@ -25,7 +33,7 @@ def span(timeout_ms: float, most_s: float) -> int:
 class Lifetime:
     """Renews one machine for as long as it is open. ``left_s`` are certain at the beginning."""
 
-    def __init__(self, provider: Provider, id: str, span_s: int, most_s: float, left_s: float) -> None:
+    def __init__(self, provider: Renewer, id: str, span_s: int, most_s: float, left_s: float) -> None:
         self._provider, self._id, self._span_s, self._most_s = provider, id, span_s, most_s
         self._until = time.monotonic() + left_s
         self._renewing = asyncio.Lock()

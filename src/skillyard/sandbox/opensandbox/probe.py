@@ -1,0 +1,136 @@
+"""The probe of the opensandbox backend: a program looks round in a test sandbox and tries to get out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from skillyard.domain.sandbox.guarantees import LIMITS, WALLS, Level, Probe, Protection
+from skillyard.sandbox.oci.probe import LOOK as _ROUND
+from skillyard.sandbox.oci.probe import walls_of
+
+NAME = "opensandbox"
+WITHOUT = frozenset({"user_namespace", "landlock", "disk"})
+"""The walls and limits that the server's API has no word for."""
+LOOK = _ROUND.replace('"boot": text', '"ways": ways(), "boot": text').replace(
+    "import site\n",
+    """import errno, site, struct
+def tried(host, port, bound=1.5):
+    "Returns the reason why nothing was met there; empty where something was, which a refusal tells, too."
+    try:
+        with socket.create_connection((host, port), bound):
+            return ""
+    except ConnectionRefusedError:
+        return "refused" if host == "127.0.0.1" else ""
+    except OSError as error:
+        return errno.errorcode.get(error.errno or 0, "") or type(error).__name__
+def resolved(server, bound=1.5):
+    "Sends a question about example.com, and waits for any answer."
+    question = struct.pack(">HHHHHH", 7, 256, 1, 0, 0, 0) + b"\\7example\\3com\\0" + struct.pack(">HH", 1, 1)
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+            asked.settimeout(bound)
+            asked.sendto(question, (server, 53))
+            answer = asked.recv(512)
+            return "" if len(answer) > 7 and (answer[3] & 15 == 0 and answer[6:8] != b"\\0\\0") else "no address"
+    except OSError as error:
+        return errno.errorcode.get(error.errno or 0, "") or type(error).__name__
+def changed():
+    "Asks the sidecar to allow everything, without its token."
+    import http.client
+    try:
+        asked = http.client.HTTPConnection("127.0.0.1", 18080, timeout=1.5)
+        asked.request("PATCH", "/policy", '[{"action": "allow", "target": "example.com"}]', {"Content-Type": "application/json"})
+        status = asked.getresponse().status
+        return "" if status < 400 else str(status)
+    except OSError as error:
+        return type(error).__name__
+def ways():
+    servers = [line.split()[1] for line in text("/etc/resolv.conf").splitlines() if line.startswith("nameserver ")]
+    routes = [line.split() for line in text("/proc/self/net/route").splitlines()[1:]]
+    gates = [socket.inet_ntoa(struct.pack("<I", int(route[2], 16))) for route in routes if route[1] == "00000000"]
+    host, port = sys.argv[1], int(sys.argv[2])
+    found = {"server": (tried, host, port), "public": (tried, "1.1.1.1", 443), "execd": (tried, "127.0.0.1", 44772)}
+    found |= {"gateway " + gate: (tried, gate, port) for gate in gates}
+    found |= {"dns " + server: (resolved, server) for server in servers[:2] + ["8.8.8.8"]}
+    found["policy"] = (changed,)
+    from concurrent.futures import ThreadPoolExecutor
+    with ThreadPoolExecutor(8) as pool:
+        asked = {name: pool.submit(*way) for name, way in found.items()}
+        return {name: one.result() for name, one in asked.items()}
+""",
+)
+_NOT_SEEN = "it was not in force in a test sandbox"
+_WHY = {
+    "user_namespace": ("the server's containers share one", "use the isolation 'native'"),
+    "landlock": ("containers do not have it", "use the isolation 'native'"),
+}
+_PROVIDED = "found in a test sandbox"
+_NET_MEND = (
+    'give the server an egress sidecar with [egress] mode = "dns+nft" and [docker] network_mode = "bridge" '
+    "(docs/opensandbox.md)"
+)
+
+
+def judge(
+    seen: Mapping[str, Any], inside: Mapping[str, Any], wanted: Mapping[str, str], facts: Mapping[str, str]
+) -> Probe:
+    """Returns the probe, from what :data:`LOOK` and the door told.
+
+    ``wanted`` are the bounds that were asked for, as the kernel writes them. All is the server's word.
+    """
+    open_ = sorted(name for name, why in seen["ways"].items() if not why)
+    held = walls_of({**seen, "interfaces": ["lo"]}, _outer()) | {"seccomp": "Seccomp:\t2" in str(seen["status"])}
+    walls = {name: _wall(name, held.get(name, False)) for name in WALLS}
+    walls["own_uid"] = Protection(Level.PROVIDER, by="programs of each sandbox have a user id of their own, by chance")
+    if open_:
+        why = f"a test sandbox reached: {', '.join(open_)[:200]}"
+        walls["net_namespace"] = Protection(Level.MISSING, why=why, mend=_NET_MEND)
+    elif held["net_namespace"]:
+        walls["net_namespace"] = Protection(Level.PROVIDER, by=f"{len(seen['ways'])} ways out were tried, and denied")
+    told = dict(facts) | {
+        "guest_kernel": str(seen["release"])[:100],
+        "python": ".".join(map(str, inside["python"])),
+        "denied": ", ".join(f"{name} ({why})" for name, why in sorted(seen["ways"].items()) if why)[:500],
+    }
+    forwarding = {"forwarding": Protection(Level.PROVIDER, by="the agent connects inside")}
+    return Probe(NAME, True, walls | _limits(seen, wanted), told, forwarding)
+
+
+def absent(why: str, facts: Mapping[str, str], mend: str = "") -> Probe:
+    """Returns the probe where the backend cannot work."""
+    nothing = Protection(Level.MISSING, why=why, mend=mend)
+    return Probe(NAME, False, dict.fromkeys((*WALLS, *LIMITS), nothing), {**facts, "why": why})
+
+
+def _wall(name: str, stands: bool) -> Protection:
+    if stands:
+        return Protection(Level.PROVIDER, by=_PROVIDED)
+    why, mend = _WHY.get(name, (_NOT_SEEN, "see [docker] in the server's configuration (docs/opensandbox.md)"))
+    return Protection(Level.MISSING, why=why, mend=mend)
+
+
+def _limits(seen: Mapping[str, Any], wanted: Mapping[str, str]) -> dict[str, Protection]:
+    mend = "run the server on an engine with control groups"
+    quota, _, period = str(seen["cpus"]).partition(" ")
+    cpus = int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else 0.0
+    in_force = {"memory": seen["memory"] == wanted["memory"], "cpus": abs(cpus - float(wanted["cpus"])) < 0.02}
+    found = {
+        name: Protection(Level.PROVIDER, by="a control group of the container")
+        if held
+        else Protection(Level.MISSING, why=_NOT_SEEN, mend=mend)
+        for name, held in in_force.items()
+    }
+    found["pids"] = Protection(Level.PROVIDER, by="a resource limit of the sandbox's own user id")
+    found["disk"] = Protection(
+        Level.MISSING, why="the server's API has no limit for files", mend="use the isolation 'oci' or 'native'"
+    )
+    for name in ("timeout", "output"):
+        found[name] = Protection(Level.PROVIDER, by="the agent watches and kills")
+    return found
+
+
+def _outer() -> dict[str, str]:
+    from skillyard.sandbox.oci.probe import _spaces
+
+    return _spaces()
