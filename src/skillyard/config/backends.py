@@ -189,7 +189,8 @@ class OpenSandboxSettings(Section):
     )
     image: str = Field(
         default="",
-        description="Image of sandboxes, by name or digest, with `python3` on its `PATH`. Without one no sandbox is made.",
+        description="Image of sandboxes, by name or digest, with `python3` on its `PATH`. Without one none "
+        "is made.",
     )
     images: tuple[str, ...] = Field(
         default=(), description="Further images that a run may have. Name them by digest where they must not change."

@@ -243,7 +243,7 @@ def end_execd() -> None:
     while sockets := _listening():
         for pid in [path.name for path in Path("/proc").iterdir() if path.name.isdecimal()]:
             with suppress(OSError):
-                held = {os.readlink(link) for link in Path("/proc", pid, "fd").iterdir()}
+                held = {str(link.readlink()) for link in Path("/proc", pid, "fd").iterdir()}
                 if held & sockets and int(pid) != os.getpid():
                     os.kill(int(pid), signal.SIGKILL)
         if time.monotonic() > until:

@@ -40,7 +40,8 @@ def changed():
     import http.client
     try:
         asked = http.client.HTTPConnection("127.0.0.1", 18080, timeout=1.5)
-        asked.request("PATCH", "/policy", '[{"action": "allow", "target": "example.com"}]', {"Content-Type": "application/json"})
+        rules = '[{"action": "allow", "target": "example.com"}]'
+        asked.request("PATCH", "/policy", rules, {"Content-Type": "application/json"})
         status = asked.getresponse().status
         return "" if status < 400 else str(status)
     except OSError as error:

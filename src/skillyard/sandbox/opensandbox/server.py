@@ -74,7 +74,7 @@ class Server:
                 timeout=timedelta(seconds=order.ttl_s),
                 resource={"cpu": f"{round(order.cpus * 1000)}m", "memory": f"{order.memory >> 20}Mi"},
                 # Without a policy, and with an empty one, everything is allowed.
-                network_policy=NetworkPolicy(default_action="deny", egress=[]),
+                network_policy=NetworkPolicy(defaultAction="deny", egress=[]),
                 extensions={},
                 volumes=None,
             )
