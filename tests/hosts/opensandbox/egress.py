@@ -7,7 +7,9 @@ With the policy ``allow`` it denies nothing. Rules by name are kept and shown, a
 import hmac
 import json
 import os
+import signal
 import subprocess
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 TABLE = """
@@ -19,6 +21,7 @@ table inet egress {
   }
 }
 """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 TOKEN = os.environ["OPENSANDBOX_EGRESS_TOKEN"]
 POLICY = json.loads(os.environ["OPENSANDBOX_EGRESS_RULES"])
 if POLICY.get("defaultAction") != "allow" and not os.path.exists("/asleep"):

@@ -207,12 +207,14 @@ def _settings() -> dict[str, Any]:
 
 def _protect(settings: dict[str, Any]) -> Fork:
     """Keeps other processes of the same user out of this one, and installs the filters."""
-    from .kernel import Fork, be_subreaper, be_undumpable, filter_calls, limit
+    from .kernel import Fork, be_subreaper, be_undumpable, bound_capabilities, filter_calls, limit
 
     fork = Fork()
     be_undumpable()
     be_subreaper()
     os.environ.clear()
+    if settings["user"]:
+        bound_capabilities()
     for kind, most in settings["limits"].items():
         limit(int(kind), most)
     for program in settings["filters"]:

@@ -32,14 +32,11 @@ def no_new_privileges() -> None:
     _prctl(_NO_NEW_PRIVILEGES, 1)
 
 
-def become_user(user: tuple[int, int]) -> None:
-    """Gives root up for good: no program that this process executes can have a capability."""
+def bound_capabilities() -> None:
+    """Nothing that this process executes from now on can have a capability. Its own, and those of forks, stay."""
     for capability in range(_CAPABILITIES):
         if _libc.prctl(_DROP, ctypes.c_ulong(capability), 0, 0, 0) != 0:
             break  # the kernel has no more of them, or this process may not drop any
-    os.setgroups([])
-    os.setgid(user[1])
-    os.setuid(user[0])
 
 
 def filter_calls(program: bytes) -> None:

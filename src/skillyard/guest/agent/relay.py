@@ -8,7 +8,6 @@ import signal
 import socket
 
 from .channel import Channel, Exchange
-from .kernel import become_user
 from .programs import CHUNK, Refused
 
 TYPE_CHECKING = False
@@ -232,7 +231,9 @@ def _work(fd: int, user: tuple[int, int] | None) -> NoReturn:
         os.dup2(fd, 0)
         os.closerange(1, 1 << 20)
         if user is not None:
-            become_user(user)
+            os.setgroups([])
+            os.setgid(user[1])
+            os.setuid(user[0])
         os.umask(0o022)
         serve(Port(0, 0))
     finally:

@@ -13,7 +13,7 @@ import resource
 import select
 import signal
 
-from .kernel import be_subreaper, become_user, no_new_privileges
+from .kernel import be_subreaper, no_new_privileges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,7 +98,9 @@ def become(
             os.set_inheritable(fd, True)
         resource.setrlimit(resource.RLIMIT_NOFILE, files)
         if user is not None:
-            become_user(user)
+            os.setgroups([])
+            os.setgid(user[1])
+            os.setuid(user[0])
         no_new_privileges()
         os.umask(0o022)
         os.chdir(cwd)

@@ -1,0 +1,106 @@
+"""Sandboxes of a real OpenSandbox server pass the conformance suite: a part in every check, all in the soak."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skillyard.domain.errors import InvalidInput, ProtectionMissing
+from skillyard.domain.sandbox.guarantees import Demand, Level
+from skillyard.domain.sandbox.spec import SandboxSpec
+from skillyard.sandbox.opensandbox.backend import OpenSandboxBackend
+from skillyard.sandbox.opensandbox.probe import WITHOUT
+from skillyard.testing.sandbox_suite import CHECKS, Check, Ground
+from tests.conformance.sandbox import opensandbox_ground
+from tests.conformance.sandbox.conftest import Hold
+from tests.conformance.sandbox.opensandbox_ground import OpenSandbox
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
+
+_SHORT = """
+lifecycle-create_at_once_with_one_key_makes_one
+lifecycle-enforced_is_what_the_probe_offers
+lifecycle-names_that_it_does_not_have_are_refused
+endings-signal_is_told endings-kill_ends_the_whole_tree
+content-packages_can_be_imported
+guest-skills_and_blobs_are_read
+survival-start_and_create_of_an_earlier_server_are_found
+"""
+SHORT = frozenset(_SHORT.split())
+BEYOND: dict[str, str] = {}
+"""Checks that tell nothing of such sandboxes, or that they do not pass; each with the reason."""
+
+
+def _promises() -> Iterator[Any]:
+    for check in CHECKS:
+        yield pytest.param(check, id=check.id, marks=() if check.id in SHORT else pytest.mark.long)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSandbox]:
+    with opensandbox_ground.open_sandbox(tmp_path_factory.mktemp("server")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+async def ground(server: OpenSandbox, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
+    base, other = tmp_path_factory.mktemp("osb"), tmp_path_factory.mktemp("other")
+    backend = OpenSandboxBackend(base, server.settings())
+
+    async def reopen() -> OpenSandboxBackend:
+        return OpenSandboxBackend(other, server.settings())
+
+    probe = await backend.probe()
+    assert probe.ready, probe.facts
+    yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), reopen, patience=3.0)
+    await backend.close()
+
+
+@pytest.mark.parametrize("promise", [*_promises()])
+async def test_conformance(promise: Check, ground: Ground, hold: Hold) -> None:
+    if promise.id in BEYOND:
+        pytest.skip(BEYOND[promise.id])
+    await hold(promise, ground)
+
+
+def test_the_short_form_names_checks_that_there_are() -> None:
+    assert {check.id for check in CHECKS} >= SHORT | BEYOND.keys()
+
+
+async def test_the_probe_names_what_is_in_force(ground: Ground) -> None:
+    probe = await ground.backend.probe()
+    missing = {name for name, held in probe.protections.items() if held.level is Level.MISSING}
+    assert missing - {"cgroup_namespace"} == WITHOUT  # engines with control groups of version 1 share that one
+    assert {held.level for held in probe.protections.values()} == {Level.PROVIDER, Level.MISSING}
+    ways = ("server (", "public (", "gateway ", "execd (refused)", "policy (401)", "dns 8.8.8.8 (")
+    assert all(way in probe.facts["denied"] for way in ways), probe.facts["denied"]
+
+
+async def test_a_way_out_is_found_by_trying_it(server: OpenSandbox, tmp_path: Path) -> None:
+    """A sidecar that answers as if it enforced, and does not."""
+    server.stop()
+    server.start(egress=opensandbox_ground.ASLEEP)
+    backend = OpenSandboxBackend(tmp_path, server.settings())
+    try:
+        probe = await backend.probe()
+        held = probe.protections["net_namespace"]
+        assert held.level is Level.MISSING
+        assert "server" in held.why
+        assert "gateway" in held.why
+        with pytest.raises(ProtectionMissing, match=r"net_namespace \(a test sandbox reached"):
+            Demand(frozenset(), WITHOUT).check(probe.protections)
+        with pytest.raises(ProtectionMissing):
+            await backend.create(SandboxSpec(), "key")
+    finally:
+        await backend.close()
+        server.stop()
+        server.start()
+
+
+async def test_an_image_must_be_named_by_the_operator(ground: Ground) -> None:
+    with pytest.raises(InvalidInput, match=r"must be one of opensandbox\.images"):
+        await ground.backend.create(await ground.spec(image="other"), "other")
+    assert await ground.backend.survey() == []
