@@ -170,7 +170,7 @@ class OpenSandboxSettings(Section):
 
     domain: str = Field(
         default="localhost:8080",
-        pattern=r"[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?",
+        pattern=r"^[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?$",
         description="Host and port of the lifecycle server.",
     )
     protocol: Literal["http", "https"] = Field(
@@ -189,8 +189,7 @@ class OpenSandboxSettings(Section):
     )
     image: str = Field(
         default="",
-        description="Image of sandboxes, by name or digest, with `python3` on its `PATH`. Without one none "
-        "is made.",
+        description="Image of sandboxes, by name or digest, with `python3` on its `PATH`. Without one none is made.",
     )
     images: tuple[str, ...] = Field(
         default=(), description="Further images that a run may have. Name them by digest where they must not change."

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import time
 import urllib.request
@@ -51,7 +50,9 @@ type = "sqlite"
 path = "{scratch}/opensandbox.db"
 [docker]
 network_mode = "bridge"
-drop_capabilities = ["AUDIT_WRITE", "MKNOD", "NET_ADMIN", "NET_RAW", "SYS_ADMIN", "SYS_MODULE", "SYS_PTRACE", "SYS_TIME", "SYS_TTY_CONFIG"]
+drop_capabilities = [
+  "AUDIT_WRITE", "MKNOD", "NET_ADMIN", "NET_RAW", "SYS_ADMIN", "SYS_MODULE", "SYS_PTRACE", "SYS_TIME", "SYS_TTY_CONFIG",
+]
 no_new_privileges = true
 pids_limit = 4096
 [ingress]
@@ -110,7 +111,9 @@ class OpenSandbox:
 @contextmanager
 def open_sandbox(scratch: Path) -> Iterator[OpenSandbox]:
     """Skips, with the reason, where the server or its engine is not to be had. At its end nothing is left of any."""
-    pytest.importorskip("opensandbox", reason="OpenSandbox's SDK is not installed: pip install 'skillyard[opensandbox]'")
+    pytest.importorskip(
+        "opensandbox", reason="OpenSandbox's SDK is not installed: pip install 'skillyard[opensandbox]'"
+    )
     if os.geteuid() != 0:
         pytest.skip("a Docker daemon needs root")
     for tool in ("dockerd", "docker", "nsenter", "ip", "nft", str(SERVER)):
@@ -178,16 +181,10 @@ def _images(docker: Docker, scratch: Path) -> None:
         shutil.copy(path, target)
     files = {
         EXECD: f"FROM {IMAGE}\nCOPY execd bootstrap.sh /\n",
-        EGRESS: f'FROM {IMAGE}\nCOPY egress /egress\nCOPY nft/lib /usr/lib\nCOPY nft/usr /usr\nENTRYPOINT ["/egress"]\n',
+        EGRESS: f'FROM {IMAGE}\nCOPY egress /\nCOPY nft/lib /usr/lib\nCOPY nft/usr /usr\nENTRYPOINT ["/egress"]\n',
         ASLEEP: f"FROM {EGRESS}\nCOPY bootstrap.sh /asleep\n",
     }
     (context / "nft/lib").mkdir(exist_ok=True)
     for name, text in files.items():
         (context / "Dockerfile").write_text(text)
         docker("build", "-t", name, str(context))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port

@@ -229,15 +229,69 @@ def test_wrong_variables_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, na
         load_settings()
 
 
-def test_variables_without_effect_are_told_of_without_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_opensandbox_server_in_the_variables_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = {
+        "DOMAIN": "sandboxes.lan:8080", "PROTOCOL": "http", "API_KEY": "key-of-theirs", "USE_SERVER_PROXY": "true",
+        "REQUEST_TIMEOUT_SECONDS": "600",
+    }  # fmt: skip
+    for name, value in connection.items():
+        monkeypatch.setenv(f"{SANDBOX}OPENSANDBOX_{name}", value)
+    monkeypatch.setenv("SKILLFLAW_MCP_SANDBOX_PYTHON_IMAGE", "registry.lan/python:1")
+    monkeypatch.setenv("SKILLFLAW_MCP_SANDBOX_IMAGE", "registry.lan/any:1")
+    monkeypatch.setenv("SKILLFLAW_MCP_SANDBOX_TYPESCRIPT_IMAGE_REPOSITORY", "registry.lan/ts")
+    monkeypatch.setenv("SKILLFLAW_MCP_SANDBOX_TYPESCRIPT_IMAGE_TAG", "v1")
+    settings = load_settings()
+    ours = settings.opensandbox
+    assert settings.policy.isolation == "opensandbox"
+    assert (ours.domain, ours.protocol, ours.key()) == ("sandboxes.lan:8080", "http", "key-of-theirs")
+    assert (ours.use_server_proxy, ours.request_timeout_seconds) == (True, 600.0)
+    assert (ours.image, ours.images) == ("registry.lan/python:1", ("registry.lan/ts:v1",))
+    assert settings.notes == (
+        f"policy.isolation = 'opensandbox', since the variable {SANDBOX}OPENSANDBOX_DOMAIN is set",
+    )
+
+
+def test_a_named_isolation_stands_above_the_variable_and_no_key_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"{SANDBOX}OPENSANDBOX_DOMAIN", "sandboxes.lan")
     monkeypatch.setenv(f"{SANDBOX}OPENSANDBOX_API_KEY", "key-of-theirs")
+    monkeypatch.setenv("SKILLYARD_OPENSANDBOX__API_KEY", "key-of-ours")
+    monkeypatch.setenv("SKILLYARD_POLICY__ISOLATION", "native")
+    settings = load_settings()
+    assert settings.policy.isolation == "native"
+    assert settings.opensandbox.key() == "key-of-ours"
+    assert told(settings, f"stands above {SANDBOX}OPENSANDBOX_DOMAIN")
+    assert told(settings, f"stands above {SANDBOX}OPENSANDBOX_API_KEY")
+    assert "key-of" not in " ".join(settings.notes)
+    assert "key-of" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (f"{SANDBOX}OPENSANDBOX_DOMAIN", "http://sandboxes.lan"),
+        (f"{SANDBOX}OPENSANDBOX_PROTOCOL", "ftp"),
+        (f"{SANDBOX}OPENSANDBOX_USE_SERVER_PROXY", "perhaps"),
+        (f"{SANDBOX}OPENSANDBOX_REQUEST_TIMEOUT_SECONDS", "-1"),
+        ("SKILLFLAW_MCP_SANDBOX_IMAGE", "https://registry.lan/any:1"),
+        ("SKILLFLAW_MCP_SANDBOX_PYTHON_IMAGE_REPOSITORY", "registry.lan/python"),
+    ],
+)
+def test_a_wrong_server_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(InvalidInput, match=name):
+        load_settings()
+
+
+def test_variables_without_effect_are_told_of_without_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"{SANDBOX}OPENSANDBOX_KEY", "key-of-theirs")
     monkeypatch.setenv(f"{SANDBOX}OPENSANDBOX_DOMAIN", "")
-    monkeypatch.setenv("SKILLFLAW_MCP_SANDBOX_IMAGE", "an-image")
+    monkeypatch.setenv("SKILLFLAW_MCP_SANDBOX_BASE_DIR", "/srv/servers")
     monkeypatch.setenv(f"{SANDBOX}WORKSPACE", "rw")
-    notes = load_settings().notes
-    assert len(notes) == 3
-    assert any(f"{SANDBOX}WORKSPACE has no effect" in note for note in notes)
-    assert not any("key-of-theirs" in note or "DOMAIN" in note for note in notes)
+    settings = load_settings()
+    assert settings.policy.isolation == "native"
+    assert len(settings.notes) == 3
+    assert any(f"{SANDBOX}WORKSPACE has no effect" in note for note in settings.notes)
+    assert not any("key-of-theirs" in note or "DOMAIN" in note for note in settings.notes)
 
 
 def test_places_are_closed_only_where_the_isolation_can(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,13 @@ class Foreign:
             table[name] = alias.value
         return top
 
+    def chosen(self, settings: BaseModel) -> Iterator[str]:
+        """Yields a remark where a variable chooses the isolation: nobody would look for that in one."""
+        path = "policy.isolation"
+        for alias in self.aliases:
+            if alias.ours == path and alias.theirs.isupper() and _at(settings.model_dump(), path) == alias.value:
+                yield f"{path} = '{alias.value}', since the variable {alias.theirs} is set"
+
     def overridden(self, settings: BaseModel) -> Iterator[str]:
         """Yields a remark on each value that a setting of ours stands above."""
         values = settings.model_dump()

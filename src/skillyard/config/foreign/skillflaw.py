@@ -1,6 +1,7 @@
 """``SKILLFLAW_*`` variables of an existing ``.env``.
 
-A variable without text counts as not given. The value of a key is never told.
+A variable without text counts as not given. The value of a key is never told. The address of an OpenSandbox server
+chooses the isolation, as it does there.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from pydantic import SecretStr
 
 from skillyard.config.foreign import Alias, Foreign
 from skillyard.config.network import AS_RULES
@@ -17,6 +20,9 @@ ALL = "SKILLFLAW_"
 PREFIX = f"{ALL}SKILL_SANDBOX_"
 _CONNECTION = f"{PREFIX}OPENSANDBOX_"
 _SERVERS = f"{ALL}MCP_SANDBOX_"
+CHOOSES = f"{_CONNECTION}DOMAIN"
+"""The variable that makes ``opensandbox`` the default isolation."""
+ISOLATION = "opensandbox"
 _NETWORKS: Mapping[str, tuple[str, Any] | None] = {
     "none": ("network.rules", []),
     "allowlist": None,
@@ -27,10 +33,11 @@ _NETWORKS: Mapping[str, tuple[str, Any] | None] = {
 def read_variables(environ: Mapping[str, str]) -> Foreign:
     """Returns the settings behind these names. Raises InvalidInput."""
     given = {name: text.strip() for name, text in sorted(environ.items()) if name.startswith(ALL) and text.strip()}
-    aliases: list[Alias] = []
+    aliases = [Alias(CHOOSES, "policy.isolation", ISOLATION)] if CHOOSES in given else []
     for short, (ours, read) in _KNOWN.items():
         if (name := PREFIX + short) in given:
             aliases.append(Alias(name, ours, read(name, given.pop(name))))
+    aliases += _images(given)
     if (name := f"{PREFIX}NETWORK") in given:
         word = _word(*_NETWORKS)(name, given.pop(name))
         if meant := _NETWORKS[word]:
@@ -38,15 +45,45 @@ def read_variables(environ: Mapping[str, str]) -> Foreign:
     return Foreign(tuple(aliases), tuple(_remarks(given)))
 
 
+def _images(given: dict[str, str]) -> Iterator[Alias]:
+    """Takes the images by language, and yields them: that for Python first, then the shared one.
+
+    Raises InvalidInput.
+    """
+    found = {language: _image(given, f"{_SERVERS}{language}_IMAGE") for language in ("PYTHON", "TYPESCRIPT")}
+    shared = f"{_SERVERS}IMAGE"
+    every = _reference(shared, given.pop(shared)) if shared in given else ""
+    if image := found["PYTHON"][1] or every:
+        yield Alias(found["PYTHON"][0] if found["PYTHON"][1] else shared, "opensandbox.image", image)
+    name, image = found["TYPESCRIPT"]
+    if image:
+        yield Alias(name, "opensandbox.images", [image])
+
+
+def _image(given: dict[str, str], name: str) -> tuple[str, str]:
+    """Returns the variable and the image of one language; an image as a whole stands above its two parts."""
+    place, tag = f"{name}_REPOSITORY", f"{name}_TAG"
+    parts = given.pop(place, ""), given.pop(tag, "")
+    if name in given:
+        return name, _reference(name, given.pop(name))
+    if any(parts) and not all(parts):
+        has, lacks = (place, tag) if parts[0] else (tag, place)
+        raise InvalidInput(has, f"is one half of an image's name; set {lacks}, too", shown(parts[0] or parts[1]))
+    return (place, _reference(place, ":".join(parts))) if all(parts) else (name, "")
+
+
+def _reference(name: str, text: str) -> str:
+    if "://" in text or text.endswith(":") or any(character.isspace() for character in text):
+        raise InvalidInput(name, "must be the name of an image with a tag or a digest, and no URL", shown(text))
+    return text
+
+
 def _remarks(given: Mapping[str, str]) -> Iterator[str]:
-    connection = [name for name in given if name.startswith(_CONNECTION)]
     servers = [name for name in given if name.startswith(_SERVERS)]
-    if connection:
-        yield f"these variables have no effect, since nothing here runs 'opensandbox': {', '.join(connection)}"
     if servers:
         yield f"these variables have no effect, since sandboxes run no MCP servers: {', '.join(servers)}"
     for name in given:
-        if name not in connection and name not in servers:
+        if name not in servers:
             yield f"the variable {name} has no effect: no setting has this name"
 
 
@@ -96,6 +133,14 @@ def _names(name: str, text: str) -> list[str]:
     return found
 
 
+def _key(_: str, text: str) -> SecretStr:
+    return SecretStr(text)
+
+
+def _text(_: str, text: str) -> str:
+    return text
+
+
 _KNOWN: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "CPUS": ("limits.cpus", _number),
     "MEMORY_MB": ("limits.memory_mb", _whole),
@@ -105,4 +150,9 @@ _KNOWN: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "WORKSPACE_ACCESS": ("sandbox.workspace_access", _word("rw", "ro")),
     "TMPFS_ENABLED": ("sandbox.tmpfs", _switch),
     "ENV_ALLOWLIST": ("sandbox.env_allowlist", _names),
+    "OPENSANDBOX_DOMAIN": ("opensandbox.domain", _text),
+    "OPENSANDBOX_PROTOCOL": ("opensandbox.protocol", _word("http", "https")),
+    "OPENSANDBOX_API_KEY": ("opensandbox.api_key", _key),
+    "OPENSANDBOX_USE_SERVER_PROXY": ("opensandbox.use_server_proxy", _switch),
+    "OPENSANDBOX_REQUEST_TIMEOUT_SECONDS": ("opensandbox.request_timeout_seconds", _number),
 }
