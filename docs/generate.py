@@ -147,7 +147,14 @@ def _kind(kind: Any, words: Sequence[str] = ()) -> str:
         return " or ".join(f"`{value}`" for value in arguments)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return "tables with " + ", ".join(f"`{name}`" for name in kind.model_fields)
-    return {"str": "text", "Path": "path", "int": "integer", "float": "number", "bool": "true or false"}[kind.__name__]
+    return {
+        "str": "text",
+        "SecretStr": "text",
+        "Path": "path",
+        "int": "integer",
+        "float": "number",
+        "bool": "true or false",
+    }[kind.__name__]
 
 
 def _json(value: Any) -> str:

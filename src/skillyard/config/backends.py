@@ -1,4 +1,4 @@
-"""``[native]``, ``[gvisor]``, ``[oci]`` and those of other hosts: how the backends make sandboxes."""
+"""The sections of backends, such as ``[native]`` and ``[oci]``."""
 
 from __future__ import annotations
 

@@ -61,7 +61,10 @@ def _images(given: dict[str, str]) -> Iterator[Alias]:
 
 
 def _image(given: dict[str, str], name: str) -> tuple[str, str]:
-    """Returns the variable and the image of one language; an image as a whole stands above its two parts."""
+    """Returns the variable and the image of one language.
+
+    An image as a whole stands above its two parts.
+    """
     place, tag = f"{name}_REPOSITORY", f"{name}_TAG"
     parts = given.pop(place, ""), given.pop(tag, "")
     if name in given:

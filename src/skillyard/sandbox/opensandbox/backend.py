@@ -36,7 +36,7 @@ from skillyard.sandbox.e2b.lifetime import Lifetime, span
 from skillyard.sandbox.e2b.order import LEASE_S, lacking, pack
 from skillyard.sandbox.guest_argv import guest_bundle
 from skillyard.sandbox.native.probe import look_inside
-from skillyard.sandbox.opensandbox import door
+from skillyard.sandbox.opensandbox import http_entry
 from skillyard.sandbox.opensandbox.channel import Door, DoorAway, DoorChannel
 from skillyard.sandbox.opensandbox.order import memory, order
 from skillyard.sandbox.opensandbox.probe import LOOK, NAME, WITHOUT, absent, judge
@@ -56,7 +56,7 @@ _MEND = "name an image in opensandbox.image that the server has, with python3 (d
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """What the metadata of a sandbox says."""
+    """The content of a sandbox's metadata."""
 
     owner: Owner
     nonce: str
@@ -148,7 +148,10 @@ class OpenSandboxBackend:
                 self._content.release(key)  # it was uploaded
 
     async def _fit(self, spec: SandboxSpec, image: str, usual: Probe) -> None:
-        """Raises InvalidInput, SandboxFault for an image that holds less than the usual one, or other packages."""
+        """Raises InvalidInput, SandboxFault for an image that does not fit.
+
+        It holds less than the usual one, or is for other packages.
+        """
         if image not in self._images:
             found = await self._look(image)
             if not found.ready:
@@ -184,8 +187,14 @@ class OpenSandboxBackend:
         }
         wanted = Order(
             image=image,
-            command=("python3", "-I", "-S", "-c", resources.files(door.__package__).joinpath("door.py").read_text()),
-            variables={door.VARIABLE: hashlib.sha256(self._token(nonce).encode()).hexdigest()},
+            command=(
+                "python3",
+                "-I",
+                "-S",
+                "-c",
+                resources.files(http_entry.__package__).joinpath("http_entry.py").read_text(),
+            ),
+            variables={http_entry.VARIABLE: hashlib.sha256(self._token(nonce).encode()).hexdigest()},
             metadata=metadata,
             cpus=limits.cpus,
             memory=memory(limits),

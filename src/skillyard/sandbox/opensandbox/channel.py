@@ -1,4 +1,4 @@
-"""The host's end of the door of a sandbox (:mod:`skillyard.sandbox.opensandbox.door`).
+"""The host's end of the door of a sandbox (:mod:`skillyard.sandbox.opensandbox.http_entry`).
 
 All that comes from there is hostile: answers are bounded, redirects are not followed, and what it says of itself is
 checked by those who ask.
@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import IO, TYPE_CHECKING
 
 from skillyard.domain.errors import SandboxFault, SandboxGone
-from skillyard.sandbox.opensandbox.door import HEADER
+from skillyard.sandbox.opensandbox.http_entry import HEADER
 
 if TYPE_CHECKING:
     import httpx2
@@ -164,7 +164,10 @@ class DoorChannel:
             self._changed.set()
 
     async def _again(self, method: str, path: str, content: bytes | None = None) -> tuple[int, bytes]:
-        """Asks, and asks again after a failure of the way: requests that come twice do nothing twice."""
+        """Asks, and asks again after a failure of the way.
+
+        Requests that come twice do nothing twice.
+        """
         for _ in range(_TRIES - 1):
             try:
                 status, data = await self._door.ask(method, path, content)

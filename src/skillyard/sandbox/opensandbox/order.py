@@ -23,7 +23,10 @@ def memory(limits: Limits) -> int:
 
 
 def order(spec: SandboxSpec, key: str) -> dict[str, Any]:
-    """Returns the order for a sandbox, whose programs get a user id that no other sandbox is likely to have."""
+    """Returns the order for a sandbox.
+
+    Its programs get a user id that no other sandbox is likely to have.
+    """
     limits = spec.limits
     own = {
         resource.RLIMIT_NOFILE: container.FILES,

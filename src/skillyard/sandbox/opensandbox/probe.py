@@ -1,4 +1,4 @@
-"""The probe of the opensandbox backend: a program looks round in a test sandbox and tries to get out of it."""
+"""The probe of the opensandbox backend: a program looks round in a sandbox and tries to get out."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from skillyard.config.backends import OpenSandboxSettings
 from skillyard.domain.errors import SandboxFault, SandboxGone, shown
-from skillyard.sandbox.opensandbox.door import PORT
+from skillyard.sandbox.opensandbox.http_entry import PORT
 
 _PAGE = 100
 _MOST_PAGES = 100
