@@ -1,4 +1,4 @@
-"""The probe of the opensandbox backend: a program looks round in a sandbox and tries to get out."""
+"""The probe of the opensandbox backend: a program looks round in a sandbox, and for a way out."""
 
 from __future__ import annotations
 
