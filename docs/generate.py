@@ -21,6 +21,9 @@ HERE = Path(__file__).parent
 NOTE = "<!-- Written by docs/generate.py from the program itself: change that, not this. -->\n"
 CLIENT_TABLE = "../src/skillyard/client/method_table.py"
 WIDTH = 100
+_PLAIN = {
+    "str": "text", "SecretStr": "text", "Path": "path", "int": "integer", "float": "number", "bool": "true or false",
+}  # fmt: skip
 
 
 def pages() -> dict[str, str]:

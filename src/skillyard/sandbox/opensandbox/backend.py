@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -187,13 +188,7 @@ class OpenSandboxBackend:
         }
         wanted = Order(
             image=image,
-            command=(
-                "python3",
-                "-I",
-                "-S",
-                "-c",
-                resources.files(http_entry.__package__).joinpath("http_entry.py").read_text(),
-            ),
+            command=("python3", "-I", "-S", "-c", _source()),
             variables={http_entry.VARIABLE: hashlib.sha256(self._token(nonce).encode()).hexdigest()},
             metadata=metadata,
             cpus=limits.cpus,
@@ -356,6 +351,12 @@ class OpenSandboxBackend:
 
     def _made_of(self, text: str) -> str:
         return hmac.digest(secret_of(self._state), text.encode(), "sha256").hex()
+
+
+@cache
+def _source() -> str:
+    """Returns the first program of sandboxes, the same as long as this server lives."""
+    return resources.files(http_entry.__package__).joinpath("http_entry.py").read_text("utf-8")
 
 
 def _digest(key: str) -> str:

@@ -1,4 +1,4 @@
-"""The probe of the opensandbox backend: a program looks round in a sandbox, and for a way out."""
+"""The probe of the opensandbox backend: a program tries to get out of a sandbox."""
 
 from __future__ import annotations
 
