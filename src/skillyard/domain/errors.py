@@ -266,6 +266,10 @@ class SandboxFault(InternalError):
     type = "SandboxError"
 
 
+class BackendAway(SandboxFault):
+    """The engine or server behind a backend does not answer. Its sandboxes may live on, and it may come back."""
+
+
 class SandboxGone(SandboxFault):
     """The sandbox or the process does not exist any more."""
 

@@ -34,6 +34,7 @@ from skillyard.engine.packages.for_run import RunPackages
 from skillyard.engine.packages.service import PackageService
 from skillyard.engine.packages.steps import Steps
 from skillyard.engine.parts import Parts
+from skillyard.engine.presence import Presence
 from skillyard.engine.quotas import CallQuotas
 from skillyard.engine.reaper import Ages, Kept, Reaper, environments_in_use, repeat
 from skillyard.engine.runs.active import ActiveRuns, Drain, Waiting
@@ -154,6 +155,7 @@ class App:
         self.reaper = self._reaper(emit)
         parts = [*ports.backends.values(), *([ports.gate] if ports.gate is not None else [])]
         self.parts = Parts(parts, emit, ports.clock, self._background)
+        self.presence = Presence(self.backends, self.reaper, emit, ports.clock, self._warm_up)
         has_gate = ports.gate is not None
         self.strict_params = self.config.strict_params
         self.calls = CallQuotas(config.profiles, ports.clock)
@@ -250,6 +252,7 @@ class App:
         self._background.spawn(repeat(self.sessions.reap, self.config.sessions.reap_every_s), "reaper of sessions")
         self._background.spawn(self.callbacks.deliver(), "callbacks")
         self._background.spawn(self._warm_up(), "warm-up")
+        self._background.spawn(self.presence.watch(), "watch of backends")
         if self.ports.gate is not None:
             self._background.spawn(repeat(self.history.keep_networks, KEEP_NETWORKS_S), "network keeper")
 

@@ -32,7 +32,7 @@ class Offer:
         self._met: tuple[Mapping[str, str] | None, dict[str, Any]] = (None, {})
 
     def check_ready(self) -> None:
-        """Raises ProtectionMissing when the backend cannot give what policy demands."""
+        """Raises ProtectionMissing when the backend is away or cannot give what policy demands."""
         if self.refusal is not None:
             raise ProtectionMissing(self.refusal.message, **self.refusal.details)
 
@@ -121,6 +121,16 @@ class Backends:
         """Probe for the default isolation, afresh. Raises SandboxFault."""
         self._offers.clear()
         self._default = await self._resolve(self._policy.isolation)
+
+    async def again(self, name: str) -> Offer:
+        """Probes a backend that was away. Raises SandboxFault."""
+        backend = self._backends[name]
+        async with self._probing:
+            found = await backend.probe()
+            offer = self.admit(backend, found)
+        if self._policy.isolation == AUTO:
+            self._default = await self._resolve(AUTO)
+        return offer
 
     async def choose(
         self,
@@ -217,6 +227,9 @@ def _revision(probe: Probe) -> str:
 
 
 def _verdict(probe: Probe, demand: Demand) -> ProtectionMissing | None:
+    if not probe.ready and probe.away:
+        # Callers hear it: the reason names places of the host, and stands in the log.
+        return ProtectionMissing(f"the backend '{probe.backend}' is away; come again later, or see doctor")
     try:
         if not probe.ready:
             said = dict.fromkeys(text for p in probe.protections.values() for text in (p.why, p.mend) if text)

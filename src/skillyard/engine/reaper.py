@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from skillyard.domain.errors import SkillyardError
+from skillyard.domain.errors import BackendAway, SkillyardError
 from skillyard.domain.sandbox.spec import Held, Owner
 from skillyard.domain.work.record import Outcome, RunRecord
 from skillyard.engine.observer import Fault, Observer, Recovered, Swept
@@ -110,6 +110,9 @@ class Reaper:
         self._emit = emit
         self._ages = ages
         self._seen: tuple[float, float] | None = None
+        self._began = clock.monotonic()
+        self.unsettled: dict[str, str] = {}
+        """Backends that were away when this server began, each with why. They may hold what an earlier one left."""
 
     async def recover(self) -> None:
         """Settles what an earlier server left, which is dead.
@@ -118,7 +121,7 @@ class Reaper:
         """
         unfinished = await self._records.unfinished()
         kept = _kept(unfinished)
-        destroyed = await _destroy(await self._survey(), kept | set(await self._sessions.keys()))
+        destroyed = await _destroy(await self._survey(self.unsettled), kept | set(await self._sessions.keys()))
         await self._discard_sessions(kept)
         await self._forget_secrets()
         lost = await self._finish((record for record in unfinished if record.owner is Owner.RUN), LOST)
@@ -126,6 +129,21 @@ class Reaper:
         resumed = await self._resume(unfinished, alone=True)
         if lost or destroyed or resumed:
             self._emit(Recovered(lost, destroyed, resumed))
+
+    async def settle_returned(self, name: str) -> None:
+        """Settles what an earlier server left in a backend that was away at the start. Raises SandboxFault."""
+        if name not in self.unsettled:
+            return
+        (backend,) = (one for one in self._backends if one.name == name)
+        held = await backend.survey()  # before the live ones are read: a sandbox of this server is one's of those
+        age_s = self._clock.monotonic() - self._began
+        unfinished = await self._records.unfinished()
+        known = {*self._at_work(), *_kept(unfinished), *await self._sessions.keys()}
+        destroyed = await _destroy([(backend, one) for one in held if one.age_s > age_s], known)
+        self.unsettled.pop(name, None)
+        resumed = await self._resume((record for record in unfinished if record.isolation == name), alone=True)
+        if destroyed or resumed:
+            self._emit(Recovered(0, destroyed, resumed))
 
     async def settle(self) -> None:
         """Settles runs that nobody drives.
@@ -140,7 +158,9 @@ class Reaper:
             self._emit(Recovered(lost, 0, resumed))
 
     async def _resume(self, records: Iterable[RunRecord], *, alone: bool) -> int:
-        return await self._resumer.resume((record for record in records if record.owner is Owner.TASK), alone=alone)
+        """Those in a backend that is away wait for it."""
+        here = (r for r in records if r.owner is Owner.TASK and r.isolation not in self.unsettled)
+        return await self._resumer.resume(here, alone=alone)
 
     async def _discard_sessions(self, kept: Collection[str]) -> None:
         """Ends sessions of the gate whose runs have ended."""
@@ -226,12 +246,19 @@ class Reaper:
     async def _finish(self, records: Iterable[RunRecord], why: Failure) -> int:
         return sum([await self._records.finish(ended(record, why, self._clock.now())) for record in records])
 
-    async def _survey(self) -> list[tuple[Backend, Held]]:
-        return [(backend, held) for backend in self._backends for held in await backend.survey()]
+    async def _survey(self, away: dict[str, str]) -> list[tuple[Backend, Held]]:
+        """Returns the sandboxes of all backends. Those that are away are added to ``away``."""
+        found: list[tuple[Backend, Held]] = []
+        for backend in self._backends:
+            try:
+                found += [(backend, held) for held in await backend.survey()]
+            except BackendAway as error:
+                away[backend.name] = error.message
+        return found
 
     async def _destroy_strays(self) -> int:
         """Sandboxes whose destruction failed at the time. A young one may belong to a run that is just ending."""
-        held = [(backend, sandbox) for backend, sandbox in await self._survey() if sandbox.age_s > STRAY_AFTER_S]
+        held = [(backend, sandbox) for backend, sandbox in await self._survey({}) if sandbox.age_s > STRAY_AFTER_S]
         known = set(self._at_work())
         if any(sandbox.owner is Owner.TASK for _, sandbox in held):
             known |= _kept(await self._records.unfinished()) | set(await self._sessions.keys())

@@ -135,11 +135,14 @@ class _Process:
         async with self._runtime:
             app = self._runtime.app
             app.services.endpoints.own_port = self._sock.getsockname()[1]
-            offer = await app.backends.choose()
+            offer = app.backends.default
+            assert offer is not None, "it was probed at the start"
+            if not offer.probe.away:  # one that is away is waited for
+                offer.check_ready()
             if not self._no_auth:
                 await ensure_owner_token(self._runtime.tokens, data_dir / "token")
             self._watch(app)
-            self._lifecycle.dead = lambda: app.parts.dead
+            self._lifecycle.dead = lambda: {**app.parts.dead, **app.presence.default_away}
             self._lifecycle.older = lambda: app.parts.older
             self._lifecycle.on_drain = app.waiting.close
             self._lifecycle.draining = lambda: app.drain.on
@@ -149,7 +152,9 @@ class _Process:
             with recorded_server(data_dir, self._url):
                 logger.info("ready", extra={"url": self._url, "data_dir": str(data_dir)})
                 with _on_signal(signal.SIGUSR1, partial(app.drain.set, True)):
-                    yield _readiness(offer, self._settings)
+                    facts = _readiness(offer, self._settings)
+                    app.presence.returned = lambda offer: facts.update(_readiness(offer, self._settings))
+                    yield facts
 
     def _watch(self, app: App) -> None:
         self._metrics.gauge("runs_running", "Runs with a place.", lambda: app.admission.running)

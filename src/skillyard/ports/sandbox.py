@@ -256,6 +256,15 @@ class Backend(Protocol):
 
 
 @runtime_checkable
+class Remote(Protocol):
+    """A backend whose sandboxes an engine or a server makes, which may be away for a while."""
+
+    async def reach(self) -> None:
+        """Asks for a sign of life. Raises BackendAway."""
+        ...
+
+
+@runtime_checkable
 class Networked(Protocol):
     """A sandbox whose network can be given and changed while programs run in it."""
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from skillyard.domain.errors import BackendAway
 from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import EnvironmentRef, Mount, Owner, SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.sandbox.native.linux.seccomp import ALLOWED, BUILDING
 from skillyard.sandbox.oci import calls, container
 from skillyard.sandbox.oci.container import Image, Surroundings
-from skillyard.sandbox.oci.engine import Demultiplexed, Engine, EngineAway
+from skillyard.sandbox.oci.engine import Demultiplexed, Engine
 from tests.hosts.test_profile import DANGEROUS
 
 pytestmark = pytest.mark.anyio
@@ -42,9 +43,9 @@ async def test_the_standard_output_is_taken_out_of_frames(cut: int) -> None:
 
 async def test_a_socket_that_is_not_there_is_an_engine_that_is_away(tmp_path: Path) -> None:
     engine = Engine(str(tmp_path / "none.sock"))
-    with pytest.raises(EngineAway, match=r"none\.sock does not answer"):
+    with pytest.raises(BackendAway, match=r"none\.sock does not answer"):
         await engine.call("GET", "/info")
-    with pytest.raises(EngineAway):
+    with pytest.raises(BackendAway):
         await engine.hijack("/exec/1/start", {})
     await engine.close()
 

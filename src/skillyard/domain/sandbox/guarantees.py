@@ -259,6 +259,8 @@ class Probe:
     """Versions and the like, for doctor and the run record."""
     abilities: Mapping[str, Protection] = field(default_factory=dict)
     """Further abilities (:data:`ABILITIES`); the backend lacks those that are not named."""
+    away: str = ""
+    """Why an engine or a server behind it does not answer, which may pass; empty for what is there or not to be had."""
 
     def demand(self, ability: str) -> None:
         """Raises ProtectionMissing, with the reason, when it cannot do that."""

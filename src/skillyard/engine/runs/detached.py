@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 
-from skillyard.domain.errors import SkillyardError, StoreFault
+from skillyard.domain.errors import BackendAway, SkillyardError, StoreFault
 from skillyard.domain.principal import Principal
 from skillyard.domain.sandbox.frames import FrameFamilies
 from skillyard.domain.sandbox.spec import Owner, SandboxSpec
@@ -387,13 +387,16 @@ class DetachedRuns:
 
     async def _clear(self, active: ActiveRun) -> None:
         """Destroys a sandbox in which nothing was started. Its server ended in between."""
-        try:
-            for backend in self._backends:
+        mine = _ledger(active).record.isolation
+        for backend in self._backends:
+            try:
                 for held in await backend.survey():
                     if held.key == active.run_id:
                         await backend.destroy(held.handle)
-        except SkillyardError as error:
-            raise LeftBehind(error.message) from error
+            except SkillyardError as error:
+                if backend.name != mine and isinstance(error, BackendAway):
+                    continue  # its record names the one that it was made in
+                raise LeftBehind(error.message) from error
 
     async def _end(self, active: ActiveRun, failure: Failure) -> None:
         """Writes the last record of a run that has no sandbox."""

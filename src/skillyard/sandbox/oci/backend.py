@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from skillyard.config.backends import OciSettings
-from skillyard.domain.errors import InvalidInput, SandboxFault, SandboxGone, SkillyardError, shown
+from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SandboxGone, SkillyardError, shown
 from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
 from skillyard.domain.sandbox.spec import Argv, Held, Owner, SandboxSpec, Stream
 from skillyard.domain.work.limits import Limits
@@ -31,7 +31,7 @@ from skillyard.sandbox.guest_argv import guest_bundle
 from skillyard.sandbox.oci import container
 from skillyard.sandbox.oci.calls import ARCHITECTURES
 from skillyard.sandbox.oci.container import Image, Surroundings
-from skillyard.sandbox.oci.engine import Engine, EngineAway, EngineRefused
+from skillyard.sandbox.oci.engine import Engine, EngineRefused
 from skillyard.sandbox.oci.probe import LOOK, WITHOUT, absent, judge
 from skillyard.sandbox.registry import Kind, Place
 
@@ -88,13 +88,15 @@ class OciBackend:
         try:
             facts |= await self._facts()
             image = await self._image(self._settings.image)
-        except EngineAway as away:
-            return absent(away.message, facts, _SOCKET_MEND)
+        except BackendAway as away:
+            return absent(away.message, facts, _SOCKET_MEND, away=True)
         except SkillyardError as error:
             return absent(error.message, facts, _IMAGE_MEND)
         spec = SandboxSpec(limits=Limits(memory_mb=64, cpus=0.5, pids=32, disk_mb=16, timeout_ms=20_000))
         try:
             seen = await self._seen(image, spec)
+        except BackendAway as away:
+            return absent(away.message, facts, _SOCKET_MEND, away=True)
         except SkillyardError as error:
             return absent(error.message, facts)
         self._images[image.id] = (image, seen)
@@ -133,7 +135,7 @@ class OciBackend:
         return seen
 
     async def _image(self, name: str) -> Image:
-        """Returns an image that the engine has; none is ever pulled. Raises InvalidInput, EngineAway."""
+        """Returns an image that the engine has; none is ever pulled. Raises InvalidInput, BackendAway."""
         try:
             told = await self._engine.call("GET", f"/images/{name}/json")
         except EngineRefused as refused:
@@ -261,7 +263,7 @@ class OciBackend:
                     if refused.status in (_MISSING, _CONFLICT):
                         raise _gone(handle) from None
                     raise
-                except EngineAway:
+                except BackendAway:
                     # An engine that is started again is there in seconds. The channel bounds the wait.
                     await asyncio.sleep(_AGAIN_S)
 
@@ -322,6 +324,14 @@ class OciBackend:
                 return None
             raise
         return told
+
+    async def reach(self) -> None:
+        try:
+            await self._engine.version()
+        except BackendAway:
+            self._probe = None  # it may come back with other settings, and without images
+            self._images.clear()
+            raise
 
     async def prepare(self, spec: SandboxSpec) -> None:
         """Makes nothing ahead."""

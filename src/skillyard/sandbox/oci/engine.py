@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from skillyard.domain.errors import SandboxFault
+from skillyard.domain.errors import BackendAway, SandboxFault
 
 if TYPE_CHECKING:
     import httpx2
@@ -23,10 +23,6 @@ _MOST_SAID = 500
 _MOST_HEAD = 64 * 1024
 _READ = 256 * 1024
 _HEADER = 8
-
-
-class EngineAway(SandboxFault):
-    """The engine does not answer. Its containers may live on."""
 
 
 class EngineRefused(SandboxFault):
@@ -46,15 +42,15 @@ class Engine:
         self._base = ""
 
     async def version(self) -> Mapping[str, Any]:
-        """Returns what the engine tells of itself. Raises EngineAway."""
+        """Returns what the engine tells of itself. Raises BackendAway."""
         told = await self._ask("GET", "/version")
         if not isinstance(told, dict) or not isinstance(told.get("ApiVersion"), str):
-            raise EngineAway(f"{self.socket} is not a container engine's socket")
+            raise BackendAway(f"{self.socket} is not a container engine's socket")
         self._base = f"/v{told['ApiVersion']}"
         return told
 
     async def call(self, method: str, path: str, body: object = None, **params: str | int) -> Any:
-        """Returns the JSON of an answer; None where it has none. Raises EngineRefused, EngineAway."""
+        """Returns the JSON of an answer; None where it has none. Raises EngineRefused, BackendAway."""
         if not self._base:
             await self.version()
         return await self._ask(method, self._base + path, body, **params)
@@ -69,27 +65,27 @@ class Engine:
         try:
             answer = await self._client.request(method, path, json=body, params=params)
         except httpx2.HTTPError as error:
-            raise EngineAway(f"the container engine at {self.socket} does not answer: {_why(error)}") from None
+            raise BackendAway(f"the container engine at {self.socket} does not answer: {_why(error)}") from None
         if answer.is_success or answer.status_code == 304:
             return answer.json() if answer.content and "json" in answer.headers.get("content-type", "") else None
         raise EngineRefused(answer.status_code, _said(answer.content))
 
     async def hijack(self, path: str, body: object) -> tuple[Demultiplexed, asyncio.StreamWriter]:
-        """Begins a stream that takes the connection over. Raises EngineRefused, EngineAway."""
+        """Begins a stream that takes the connection over. Raises EngineRefused, BackendAway."""
         if not self._base:
             await self.version()
         try:
             async with asyncio.timeout(CONNECT_S):
                 reader, writer = await asyncio.open_unix_connection(self.socket)
         except (OSError, TimeoutError) as error:
-            raise EngineAway(f"the container engine at {self.socket} does not answer: {_why(error)}") from None
+            raise BackendAway(f"the container engine at {self.socket} does not answer: {_why(error)}") from None
         try:
             async with asyncio.timeout(CALL_S):
                 early = await _upgrade(reader, writer, self._base + path, json.dumps(body).encode())
         except BaseException as error:
             writer.close()
             if isinstance(error, OSError | EOFError | TimeoutError):
-                raise EngineAway(f"the container engine gave no stream: {_why(error)}") from None
+                raise BackendAway(f"the container engine gave no stream: {_why(error)}") from None
             raise
         return Demultiplexed(reader, early), writer
 

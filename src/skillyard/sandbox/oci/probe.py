@@ -82,10 +82,11 @@ def judge(seen: Mapping[str, Any], spec: SandboxSpec, processors: int, facts: Ma
     return Probe("oci", True, found, told, abilities)
 
 
-def absent(why: str, facts: Mapping[str, str], mend: str = "") -> Probe:
-    """Returns the probe of a host where the backend cannot work."""
+def absent(why: str, facts: Mapping[str, str], mend: str = "", *, away: bool = False) -> Probe:
+    """Returns the probe of a host where the backend cannot work; ``away`` says that it may soon."""
     nothing = Protection(Level.MISSING, why=why, mend=mend)
-    return Probe("oci", False, dict.fromkeys((*WALLS, *LIMITS), nothing), {**facts, "why": why})
+    protections = dict.fromkeys((*WALLS, *LIMITS), nothing)
+    return Probe("oci", False, protections, {**facts, "why": why}, away=f"{why}; {mend}" if away else "")
 
 
 def walls_of(seen: Mapping[str, Any], outer: Mapping[str, str]) -> dict[str, bool]:
