@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skillyard.config.backends import E2bSettings
-from skillyard.domain.errors import InvalidInput, SandboxFault, SkillyardError, shown
+from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SkillyardError, shown
 from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
 from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Held, Owner, Program, SandboxSpec, StreamLimits
 from skillyard.domain.work.limits import Limits
@@ -35,7 +35,7 @@ from skillyard.sandbox.e2b.channel import CommandChannel
 from skillyard.sandbox.e2b.lifetime import Lifetime, span
 from skillyard.sandbox.e2b.order import ARCHIVE, LEASE_S, ORDER, lacking, order, pack
 from skillyard.sandbox.e2b.probe import LOOK, NAME, WITHOUT, absent, judge
-from skillyard.sandbox.e2b.provider import ROOT, KeyStore, Machine, Provider, ProviderAway, unknown
+from skillyard.sandbox.e2b.provider import ROOT, KeyStore, Machine, Provider, unknown
 from skillyard.sandbox.e2b.template import guest_name, stage_source
 from skillyard.sandbox.guest_argv import guest_bundle
 from skillyard.sandbox.native.probe import look_inside
@@ -52,6 +52,9 @@ _NONCE, _TIMEOUT, _ENFORCED = f"{_OURS}.nonce", f"{_OURS}.timeout_ms", f"{_OURS}
 _HANDLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _BOUND_S = 120.0
 _AGAIN_S = 0.5
+_LOOK_EVERY_S = 60.0
+_NOBODY = "skillyard-nobody"
+"""The id of a machine that does not exist: asking for it makes nothing and shows that the provider answers."""
 _TRIES = 3
 _LOOK_LIMITS = Limits(memory_mb=64, cpus=0.5, pids=32, disk_mb=16, timeout_ms=30_000)
 _MEND = "name a template in e2b.template that `skillyard image e2b-template` wrote (docs/remote-e2b.md)"
@@ -96,6 +99,7 @@ class E2bBackend:
         self._destroying: dict[str, asyncio.Task[Usage]] = {}
         self._creating: dict[str, asyncio.Lock] = {}
         self._probing = asyncio.Lock()
+        self._look_again_at = 0.0
         self._probe: Probe | None = None
         self._machines: dict[str, Mapping[str, Any]] = {}
         """The stage's account of a machine, by template."""
@@ -131,6 +135,8 @@ class E2bBackend:
             finally:
                 await self.destroy(sandbox.handle)
             return judge(seen, self._machines[template], facts)
+        except BackendAway as error:
+            return absent(error.message, facts, away=True)
         except SkillyardError as error:
             return absent(error.message, facts)
         except (LookupError, TypeError, ValueError) as error:
@@ -201,7 +207,7 @@ class E2bBackend:
         for _ in range(_TRIES - 1):
             try:
                 return await self._provider.create(template, metadata, ttl_s, key)
-            except ProviderAway:
+            except BackendAway:
                 await asyncio.sleep(_AGAIN_S)
         return await self._provider.create(template, metadata, ttl_s, key)
 
@@ -295,7 +301,7 @@ class E2bBackend:
             while True:
                 try:
                     channel = await CommandChannel.open(self._provider, machine, _CHANNEL)
-                except ProviderAway:
+                except BackendAway:
                     # A provider that was unreachable for a moment is there again. The channel bounds the wait.
                     await asyncio.sleep(_AGAIN_S)
                 else:
@@ -342,6 +348,19 @@ class E2bBackend:
         with suppress(SkillyardError, TimeoutError):
             async for one in self._provider.list({_SERVER: self._server(), _KEY: key, _NONCE: nonce}):
                 await self._killed(one.id)
+
+    async def reach(self) -> None:
+        """Asks the provider once a minute, or at each look while it is silent: it may count the calls."""
+        if time.monotonic() < self._look_again_at:
+            return
+        try:
+            await self._provider.find(_NOBODY)
+        except BackendAway:
+            self._probe, self._look_again_at = None, 0.0
+            raise
+        except (InvalidInput, SandboxFault):  # it answered, or is not asked before the settings are mended
+            pass
+        self._look_again_at = time.monotonic() + _LOOK_EVERY_S
 
     async def prepare(self, spec: SandboxSpec) -> None:
         """Makes nothing ahead."""

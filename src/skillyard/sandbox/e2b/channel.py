@@ -43,7 +43,7 @@ class CommandChannel:
 
     @classmethod
     async def open(cls, provider: Provider, machine: AsyncSandbox, command: str) -> CommandChannel:
-        """Starts ``command`` as root. Raises SandboxGone, ProviderAway, SandboxFault."""
+        """Starts ``command`` as root. Raises SandboxGone, BackendAway, SandboxFault."""
         channel = cls(provider)
         with provider.told():
             channel._command = await machine.commands.run(

@@ -45,10 +45,11 @@ def judge(seen: Mapping[str, Any], machine: Mapping[str, Any], facts: Mapping[st
     return Probe(NAME, True, walls | ({OWN_KERNEL: kernel} if own else {}) | _limits(machine), told, abilities)
 
 
-def absent(why: str, facts: Mapping[str, str], mend: str = "") -> Probe:
-    """Returns the probe where the backend cannot work."""
+def absent(why: str, facts: Mapping[str, str], mend: str = "", *, away: bool = False) -> Probe:
+    """Returns the probe where the backend cannot work; ``away`` says that it may soon."""
     nothing = Protection(Level.MISSING, why=why, mend=mend)
-    return Probe(NAME, False, dict.fromkeys((*WALLS, *LIMITS), nothing), {**facts, "why": why})
+    protections = dict.fromkeys((*WALLS, *LIMITS), nothing)
+    return Probe(NAME, False, protections, {**facts, "why": why}, away=why if away else "")
 
 
 def _wall(name: str, stands: bool) -> Protection:

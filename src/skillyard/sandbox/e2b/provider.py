@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from skillyard.config.backends import E2bSettings
-from skillyard.domain.errors import InvalidInput, SandboxFault, SandboxGone, shown
+from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SandboxGone, shown
 from skillyard.domain.secret import EVERYBODY, Secret
 
 if TYPE_CHECKING:
@@ -30,10 +30,6 @@ _PAGE = 100
 _MOST_LISTED = 10_000
 _MOST_SAID = 300
 _HANDLE_MEND = "pip install 'skillyard[e2b]'"
-
-
-class ProviderAway(SandboxFault):
-    """The provider, or a machine, does not answer. Its machines may live on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +109,7 @@ class Provider:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Gives the failures of calls to a machine their meaning. Raises SandboxGone, ProviderAway, SandboxFault."""
+        """Gives the failures of calls to a machine their meaning. Raises SandboxGone, BackendAway, SandboxFault."""
         with _told({}):
             yield
 
@@ -181,7 +177,7 @@ def _told(options: Mapping[str, Any]) -> Iterator[None]:
     except e2b.ServiceBusyException as error:
         raise SandboxFault(f"the provider is busy: {_said(error, options)}; try again later") from None
     except away as error:
-        raise ProviderAway(f"the provider does not answer: {_said(error, options)}") from None
+        raise BackendAway(f"the provider does not answer: {_said(error, options)}") from None
     except (e2b.SandboxException, AttributeError, KeyError, TypeError, ValueError) as error:
         raise SandboxFault(f"the provider refuses: {_said(error, options)}") from None
 
