@@ -23,6 +23,7 @@ from tests.conformance.sandbox import e2b_ground
 from tests.conformance.sandbox.e2b_ground import StandIn
 from tests.crash.leftovers import until
 from tests.crash.server import SMALL, Server
+from tests.faces.server.test_parts import readiness
 from tests.hosts.e2b_server import API_KEY
 
 pytestmark = [pytest.mark.timeout(300)]
@@ -191,6 +192,23 @@ def test_a_provider_that_is_away_for_a_while_loses_nothing(serve: Callable[..., 
         ended = client.task_watch(task["task_id"], timeout_sec=90, tail_bytes=12)
         assert (ended["status"], ended["stdout_tail"]) == ("succeeded", "49999\n50000\n"), ended
         assert client.run_cmd(SKILL, "true", limits=SMALL)["status"] == "succeeded"
+
+
+def test_a_server_that_starts_while_the_provider_is_away_waits_for_it(
+    serve: Callable[..., Server], provider: StandIn
+) -> None:
+    with way_to(provider) as (port, cut, mend):
+        with serve(port=port) as server, server.client() as client:
+            task = client.run_cmd_async(SKILL, "echo begun; sleep 3; seq 1 50000", limits=SMALL)["task_id"]
+            until(lambda: "begun" in client.task_status(task_id=task)["stdout_tail"], 60, "it works")
+            server.kill()
+        cut()
+        with serve(port=port) as server, server.client() as client:
+            until(lambda: "e2b" in str(readiness(server)[1]["dead"]), 60, "the server says that it is away")
+            mend()
+            until(lambda: readiness(server)[0] == 200, 60, "it is back")
+            ended = client.task_watch(task, timeout_sec=90, tail_bytes=12)
+            assert (ended["status"], ended["stdout_tail"]) == ("succeeded", "49999\n50000\n"), ended
 
 
 def test_a_provider_that_throttles_or_fails_is_named(serve: Callable[..., Server], provider: StandIn) -> None:

@@ -190,10 +190,12 @@ class Loan:
         """Returns what the network saw when no process, mount or file of the sandbox is left. Can be repeated."""
         if self._over:
             return self._seen
-        if self.sandbox is not None:
+        # One that ended by itself may have left something to remove, as a container that has exited.
+        handle = self._order.handle if self.sandbox is None else self.sandbox.handle
+        if handle is not None:
             try:
                 async with asyncio.timeout(PATIENCE_S):
-                    await self._order.offer.backend.destroy(self.sandbox.handle)
+                    await self._order.offer.backend.destroy(handle)
             except (SkillyardError, TimeoutError) as error:  # the sweep will find it
                 self._emit(Fault("destroy", error, self._order.key))
         if self.network is not None:

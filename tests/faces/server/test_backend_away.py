@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from skillyard.config.backends import OciSettings
 from skillyard.domain.errors import ProtectionMissing
 from tests.conformance.sandbox import oci_ground
-from tests.crash.server import Server
+from tests.crash.server import SMALL, Server
 from tests.faces.server.test_parts import readiness, until
 
 pytestmark = pytest.mark.timeout(300)
+SKILL = "skills.protocol.guide"
 CODE = "def main(args): return 1"
 
 
@@ -20,8 +22,7 @@ def test_an_engine_that_is_away_is_waited_for(tmp_path: Path) -> None:
     scratch.mkdir()
     with oci_ground.engine(scratch) as (docker, settings):
         docker.stop()
-        named = {"SKILLYARD_OCI__SOCKET": settings.socket, "SKILLYARD_OCI__IMAGE": settings.image}
-        with Server(tmp_path / "data", SKILLYARD_POLICY__ISOLATION="oci", **named) as server, server.client() as client:
+        with _server(tmp_path, settings) as server, server.client() as client:
             status, told = readiness(server)
             assert status == 503
             assert "does not answer" in told["dead"]["oci"]
@@ -37,3 +38,31 @@ def test_an_engine_that_is_away_is_waited_for(tmp_path: Path) -> None:
             docker.start()
             until(lambda: readiness(server)[0] == 200)
         assert docker("ps", "-aq").stdout == ""
+
+
+def test_what_an_earlier_server_left_is_settled_when_the_engine_is_back(tmp_path: Path) -> None:
+    scratch = tmp_path / "engine"
+    scratch.mkdir()
+    with oci_ground.engine(scratch) as (docker, settings):
+        with _server(tmp_path, settings) as server, server.client() as client:
+            kept = client.run_cmd_async(SKILL, "echo begun; sleep 600", limits=SMALL)["task_id"]
+            until(lambda: "begun" in client.task_status(task_id=kept)["stdout_tail"])
+            server.kill()
+        docker.stop()
+        with _server(tmp_path, settings) as server, server.client() as client:
+            until(lambda: readiness(server)[0] == 503)
+            assert client.task_status(task_id=kept)["status"] == "running", "nobody knows better yet"
+            docker.start()
+            ended = client.task_watch(kept, timeout_sec=60)
+            assert (ended["status"], ended["reason"]) == ("failed", "lost"), ended
+            assert client.run_cmd(SKILL, "true", limits=SMALL, wait_ms=60_000)["status"] == "succeeded"
+            until(lambda: docker("ps", "-aq").stdout == "")
+
+
+def _server(tmp_path: Path, settings: OciSettings) -> Server:
+    return Server(
+        tmp_path / "data",
+        SKILLYARD_POLICY__ISOLATION="oci",
+        SKILLYARD_OCI__SOCKET=settings.socket,
+        SKILLYARD_OCI__IMAGE=settings.image,
+    )
