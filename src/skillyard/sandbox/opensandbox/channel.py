@@ -7,6 +7,7 @@ checked by those who ask.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
@@ -25,6 +26,8 @@ _BATCH = 256 * 1024
 _HIGH = 1 << 20
 _READ = 256 * 1024
 _TRIES, _AGAIN_S = 3, 0.2
+_EXCHANGE_S = 25.0
+"""Longer than the other end leaves a question for bytes open: what is silent for so long is gone."""
 
 
 class DoorAway(SandboxFault):
@@ -37,6 +40,7 @@ class Door:
     def __init__(self, address: str, headers: Mapping[str, str], token: str) -> None:
         import httpx2
 
+        logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of each request
         self._client = httpx2.AsyncClient(
             base_url=f"{address.rstrip('/')}/",
             headers={**headers, HEADER: token},
@@ -118,7 +122,10 @@ class DoorChannel:
         while not self._left:
             if self._failure is not None:
                 return b""
-            status, data = await self._again("GET", f"{self._path}?from={self._from}")
+            try:
+                status, data = await self._again("GET", f"{self._path}?from={self._from}")
+            except DoorAway as error:
+                raise ConnectionError(error.message) from None
             if status != 200:
                 return b""
             self._from += len(data)
@@ -170,14 +177,14 @@ class DoorChannel:
         """
         for _ in range(_TRIES - 1):
             try:
-                status, data = await self._door.ask(method, path, content)
+                status, data = await self._door.ask(method, path, content, timeout_s=_EXCHANGE_S)
             except DoorAway:
                 await asyncio.sleep(_AGAIN_S)
             else:
                 if status not in (502, 503, 504):
                     return status, data
                 await asyncio.sleep(_AGAIN_S)
-        return await self._door.ask(method, path, content)
+        return await self._door.ask(method, path, content, timeout_s=_EXCHANGE_S)
 
     async def _end(self) -> None:
         self._sending.cancel()
