@@ -32,7 +32,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSandbox]:
 def serve(remote: OpenSandbox, tmp_path: Path) -> Iterator[Callable[[], Server]]:
     """Starts servers on one data directory; at the end the remote holds no sandbox."""
     theirs = "SKILLFLAW_SKILL_SANDBOX_"
-    variables = {
+    variables: dict[str, Any] = {
         f"{theirs}OPENSANDBOX_DOMAIN": f"{remote.address}:{PORT}",
         f"{theirs}OPENSANDBOX_PROTOCOL": "http",
         f"{theirs}OPENSANDBOX_API_KEY": API_KEY,
