@@ -308,6 +308,8 @@ OWN_WORDS = {
     "sandbox/srt/run.py": "our own file, and bubblewrap's before srt starts",
     "sandbox/srt/settings.py": "the operator's file",
     "sandbox/srt/tools.py": "the operator's npm package",
+    "sandbox/e2b/stage.py": "the server's, and bubblewrap's",
+    "sandbox/opensandbox/http_entry.py": "the server's, with its key",
     "gate/link.py": "the server's",
     "gate/addresses.py": "the kernel's",
     "gate/client.py": "the server's own, sealed under its key",

@@ -184,7 +184,7 @@ async def test_an_older_keeper_with_work_is_served_beside_a_new_one(
     assert "holds a sandbox of a detached run" in backend.older
     assert keeper_lives(run_dir)
     await backend.destroy(destroyed)
-    assert not keeper_lives(run_dir)
+    await asyncio.to_thread(until, lambda: not keeper_lives(run_dir), 10, "the older keeper ends with its last sandbox")
     assert backend.older == ""
     assert [held.handle for held in await backend.survey()] == [fresh.handle]
     assert [text.partition(":")[0] for text in told] == [

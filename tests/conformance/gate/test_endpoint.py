@@ -133,7 +133,8 @@ async def test_usual_clients_find_it_by_their_variables(
             monkeypatch.setenv(name, value)
 
         def fetch() -> bytes:
-            with urllib.request.urlopen(f"http://api.test:{server.port}/", timeout=10) as got:
+            # urlopen would keep these variables for the process: it makes its opener once
+            with urllib.request.build_opener().open(f"http://api.test:{server.port}/", timeout=10) as got:
                 return bytes(got.read())
 
         assert await asyncio.to_thread(fetch) == b"hello"

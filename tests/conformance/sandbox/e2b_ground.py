@@ -99,7 +99,7 @@ def stand_in(scratch: Path) -> Iterator[StandIn]:
                 found.machines()
                 break
             assert server.poll() is None, (scratch / "e2b.log").read_text()
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline, (scratch / "e2b.log").read_text()
             time.sleep(0.05)
         yield found
         assert found.machines() == {}

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from skillyard.config.backends import E2bSettings
 from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SkillyardError, shown
+from skillyard.domain.foreign_json import BadJson, parse_json
 from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
 from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Held, Owner, Program, SandboxSpec, StreamLimits
 from skillyard.domain.work.limits import Limits
@@ -255,8 +256,8 @@ class E2bBackend:
             except CommandExitException as error:
                 ended = error
         try:
-            told = json.loads(ended.stdout)
-        except (ValueError, RecursionError):
+            told = parse_json(ended.stdout.encode(errors="replace"))
+        except BadJson:
             told = None
         if not isinstance(told, dict):
             said = "".join(c if c.isprintable() else " " for c in ended.stderr[-300:])
@@ -277,7 +278,10 @@ class E2bBackend:
     async def _attached(self, machine: AsyncSandbox, metadata: Mapping[str, str], ttl_s: int) -> E2bSandbox:
         try:
             owner, timeout_ms = Owner(metadata[_OWNER]), int(metadata[_TIMEOUT])
-            enforced = {str(name): str(level) for name, level in json.loads(metadata[_ENFORCED]).items()}
+            enforced = {
+                str(name): str(level)
+                for name, level in parse_json(metadata[_ENFORCED].encode(errors="replace")).items()
+            }
             key = self._key_of(metadata[_NONCE])
         except (LookupError, TypeError, ValueError, AttributeError):
             raise SandboxFault(f"the provider changed the metadata of {shown(machine.sandbox_id)}") from None
@@ -350,7 +354,10 @@ class E2bBackend:
                 await self._killed(one.id)
 
     async def reach(self) -> None:
-        """Asks the provider once a minute, or at each look while it is silent: it may count the calls."""
+        """Asks the provider once a minute, or at each look while it is silent.
+
+        Providers count calls.
+        """
         if time.monotonic() < self._look_again_at:
             return
         try:

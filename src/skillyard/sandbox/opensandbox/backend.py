@@ -25,6 +25,7 @@ from typing import Any
 
 from skillyard.config.backends import OpenSandboxSettings
 from skillyard.domain.errors import InvalidInput, SandboxFault, SkillyardError, shown
+from skillyard.domain.foreign_json import BadJson, parse_json
 from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
 from skillyard.domain.sandbox.spec import Held, Owner, SandboxSpec
 from skillyard.domain.work.limits import Limits
@@ -366,8 +367,8 @@ def _digest(key: str) -> str:
 def _checked(status: int, said: bytes) -> Mapping[str, Any]:
     """Returns what the door told of its sandbox. Raises SandboxFault for another form, or a lack."""
     try:
-        told = json.loads(said)
-    except (ValueError, RecursionError):
+        told = parse_json(said)
+    except BadJson:
         told = None
     match told:
         case {
@@ -384,7 +385,7 @@ def _checked(status: int, said: bytes) -> Mapping[str, Any]:
 def _named(handle: str, metadata: Mapping[str, str]) -> _Named:
     """Returns what metadata say. Raises SandboxFault."""
     try:
-        enforced = json.loads(unpacked(_ENFORCED, metadata))
+        enforced = parse_json(unpacked(_ENFORCED, metadata).encode(errors="replace"))
         told = {str(name): str(level) for name, level in enforced.items()}
         return _Named(Owner(metadata[_OWNER]), metadata[_NONCE], int(metadata[_TIMEOUT]), told)
     except (LookupError, TypeError, ValueError, AttributeError):

@@ -4,8 +4,8 @@ A memory controller bounds memory and files together, since it charges a tmpfs t
 memory alone above its own limit, with that of the network, which no controller charges. Without a controller only the
 watch bounds a tree of processes, beside RLIMIT_DATA for each; a sandbox may pass its limit between two looks.
 
-How full a socket is, only its owner can ask: each counts as the most that it may hold (socket(7)). A pipe holds a page
-or two once its user has many (pipe(7), pipe-user-pages-soft).
+How full a socket is, only its owner can ask: each counts as the most that it may hold (socket(7)), but for the TCP
+ones, whose queues the kernel lists. A pipe holds a page or two once its user has many (pipe(7), pipe-user-pages-soft).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def uncharged(init: int) -> int:
     """Returns bytes of a sandbox's network that no memory controller charges. A connection is charged when it is
     accepted, with its queue; one that has ended is remembered for a minute and charged to nobody."""
     network = _network(init)
-    count = network.get("TCP: inuse", 0)
+    count = _connections(network)
     held_by_kernel = network.get("TCP: tw", 0) * _REMEMBERED
     if count > _FEW_CONNECTIONS and _own_network(init):
         held_by_kernel += count * _CONNECTION + _queued(init, network, unaccepted=True)
@@ -89,13 +89,23 @@ def _sockets(init: int, listeners: int) -> int:
     count = network.get("sockets: used", 0) - listeners
     if count <= _FEW_SOCKETS or not _own_network(init):
         return 0
-    return of_sockets(count) + network.get("TCP: tw", 0) * _REMEMBERED + _queued(init, network)
+    connections = min(count, _connections(network))
+    held_by_kernel = connections * _CONNECTION + network.get("TCP: tw", 0) * _REMEMBERED
+    return held_by_kernel + of_sockets(count - connections) + _queued(init, network)
+
+
+def _connections(network: Mapping[str, int]) -> int:
+    return network.get("TCP: inuse", 0) + network.get("TCP6: inuse", 0)
 
 
 def _network(init: int) -> dict[str, int]:
-    """Returns ``sockets: used``, ``TCP: inuse`` and so on (proc_pid_net(5)). ``TCP: mem`` is of the whole host."""
+    """Returns ``sockets: used``, ``TCP: inuse``, ``TCP6: inuse`` and so on (proc_pid_net(5)).
+
+    ``TCP: mem`` is of the whole host.
+    """
     found: dict[str, int] = {}
-    for line in read(f"/proc/{init}/net/sockstat").splitlines():
+    lines = "".join(read(f"/proc/{init}/net/{name}") for name in ("sockstat", "sockstat6")).splitlines()
+    for line in lines:
         kind, *words = line.split()
         found |= {f"{kind} {name}": int(value) for name, value in zip(words[::2], words[1::2], strict=False)}
     return found
