@@ -17,6 +17,7 @@ from tests.conformance.sandbox.oci_ground import IMAGE
 from tests.conformance.sandbox.opensandbox_ground import API_KEY, PORT, OpenSandbox
 from tests.crash.leftovers import until
 from tests.crash.server import SMALL, Server
+from tests.faces.server.test_parts import readiness
 
 pytestmark = [pytest.mark.timeout(300)]
 SKILL = "skills.protocol.guide"
@@ -99,6 +100,22 @@ def test_a_task_outlives_a_remote_that_is_away(serve: Callable[[], Server], remo
         assert refused["status"] != "succeeded"
         assert "does not answer" in str(refused), refused
         remote.start()
+        ended = client.task_watch(task["task_id"], timeout_sec=60)
+        assert (ended["status"], ended["stdout_tail"]) == ("succeeded", "begun\nend\n"), ended
+
+
+def test_a_server_that_starts_while_the_remote_is_away_waits_for_it(
+    serve: Callable[[], Server], remote: OpenSandbox
+) -> None:
+    with serve() as server, server.client() as client:
+        task = client.run_cmd_async(SKILL, "echo begun; sleep 4; echo end", limits=SMALL)
+        until(partial(_said, client, task, "begun"), 60, "it works")
+        server.kill()
+    remote.stop()
+    with serve() as server, server.client() as client:
+        until(lambda: "opensandbox" in str(readiness(server)[1]["dead"]), 60, "the server says that it is away")
+        remote.start()
+        until(lambda: readiness(server)[0] == 200, 60, "it is back")
         ended = client.task_watch(task["task_id"], timeout_sec=60)
         assert (ended["status"], ended["stdout_tail"]) == ("succeeded", "begun\nend\n"), ended
 

@@ -59,6 +59,7 @@ def logging_to(stream: TextIO | None = None, *, level: str = "info", style: LogF
     root.addHandler(entrance)
     root.setLevel(level.upper())
     quieten_uvicorn(root.level)
+    logging.getLogger("httpx2").setLevel(max(root.level, logging.WARNING))  # it tells of each request
     listener.start()
     try:
         yield

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from skillyard.config.backends import OpenSandboxSettings
-from skillyard.domain.errors import InvalidInput, SandboxFault, SkillyardError, shown
+from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SkillyardError, shown
 from skillyard.domain.foreign_json import BadJson, parse_json
 from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
 from skillyard.domain.sandbox.spec import Held, Owner, SandboxSpec
@@ -39,10 +39,10 @@ from skillyard.sandbox.e2b.order import LEASE_S, lacking, pack
 from skillyard.sandbox.guest_argv import guest_bundle
 from skillyard.sandbox.native.probe import look_inside
 from skillyard.sandbox.opensandbox import http_entry
-from skillyard.sandbox.opensandbox.channel import Door, DoorAway, DoorChannel
+from skillyard.sandbox.opensandbox.channel import Door, DoorChannel
 from skillyard.sandbox.opensandbox.order import memory, order
 from skillyard.sandbox.opensandbox.probe import LOOK, NAME, WITHOUT, absent, judge
-from skillyard.sandbox.opensandbox.server import Order, Remote, Server, ServerAway, packed, unknown, unpacked
+from skillyard.sandbox.opensandbox.server import Order, Remote, Server, packed, unknown, unpacked
 from skillyard.sandbox.registry import Kind, Place
 from skillyard.sandbox.secret_file import secret_of
 from skillyard.threads import to_its_end
@@ -50,6 +50,7 @@ from skillyard.threads import to_its_end
 _SERVER, _KEY, _KEY_DIGEST = "skillyard.server", "skillyard.key", "skillyard.key-digest"
 _OWNER, _NONCE, _TIMEOUT, _ENFORCED = "skillyard.owner", "skillyard.nonce", "skillyard.timeout", "skillyard.enforced"
 _HANDLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+_NOBODY = "skillyard-nobody"
 _BOUND_S = 120.0
 _AGAIN_S, _SOON_S = 0.5, 0.05
 _LOOK_LIMITS = Limits(memory_mb=96, cpus=0.5, pids=64, disk_mb=16, timeout_ms=30_000)
@@ -118,8 +119,9 @@ class OpenSandboxBackend:
                 "cpus": str(min(_LOOK_LIMITS.cpus, float(inside["processors"]))),
             }
             return judge(seen, inside, wanted, facts)
-        except ServerAway as error:
-            return absent(error.message, facts, "start the server, and set opensandbox.domain and opensandbox.protocol")
+        except BackendAway as error:
+            mend = "start the server, and set opensandbox.domain and opensandbox.protocol"
+            return absent(error.message, facts, mend, away=True)
         except SkillyardError as error:
             return absent(error.message, facts)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -264,9 +266,9 @@ class OpenSandboxBackend:
             while True:
                 try:
                     channel = await DoorChannel.open(await self._door(handle, nonce))
-                except (DoorAway, ServerAway):
+                except BackendAway:
                     # What was unreachable for a moment is there again. The channel bounds the wait.
-                    with suppress(ServerAway):
+                    with suppress(BackendAway):
                         found = await self._server.find(handle)
                         if found is None or not found.running:
                             raise unknown(handle) from None
@@ -318,6 +320,16 @@ class OpenSandboxBackend:
             named = {_SERVER: self._name(), _KEY_DIGEST: _digest(key), _NONCE: nonce}
             async for one in self._server.list(named):
                 await self._killed(one.id)
+
+    async def reach(self) -> None:
+        """Asks the server for a sandbox that nobody has."""
+        try:
+            await self._server.find(_NOBODY)
+        except BackendAway:
+            self._probe = None
+            raise
+        except SandboxFault:  # it answered, or is not asked before the settings are mended
+            pass
 
     async def prepare(self, spec: SandboxSpec) -> None:
         """Makes nothing ahead."""

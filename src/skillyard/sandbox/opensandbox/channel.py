@@ -7,13 +7,12 @@ checked by those who ask.
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING
 
-from skillyard.domain.errors import SandboxFault, SandboxGone
+from skillyard.domain.errors import BackendAway, SandboxFault, SandboxGone
 from skillyard.sandbox.opensandbox.http_entry import HEADER
 
 if TYPE_CHECKING:
@@ -30,17 +29,12 @@ _EXCHANGE_S = 25.0
 """Longer than the other end leaves a question for bytes open: what is silent for so long is gone."""
 
 
-class DoorAway(SandboxFault):
-    """The door does not answer. Its sandbox may live on."""
-
-
 class Door:
     """The door at ``address``. ``headers`` are the server's, for the way there."""
 
     def __init__(self, address: str, headers: Mapping[str, str], token: str) -> None:
         import httpx2
 
-        logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of each request
         self._client = httpx2.AsyncClient(
             base_url=f"{address.rstrip('/')}/",
             headers={**headers, HEADER: token},
@@ -50,7 +44,7 @@ class Door:
 
     async def ready(self) -> bool:
         """Returns whether it answers."""
-        with suppress(DoorAway):
+        with suppress(BackendAway):
             status, _ = await self.ask("GET", "ready", timeout_s=CONNECT_S)
             return status == 204
         return False
@@ -75,7 +69,7 @@ class Door:
         size: int | None = None,
         timeout_s: float = CALL_S,
     ) -> tuple[int, bytes]:
-        """Returns status and body, at most a MiB. Raises DoorAway."""
+        """Returns status and body, at most a MiB. Raises BackendAway."""
         import httpx2
 
         headers = {} if size is None else {"Content-Length": str(size)}
@@ -88,7 +82,7 @@ class Door:
                 finally:
                     await answer.aclose()
         except (httpx2.HTTPError, OSError, TimeoutError) as error:
-            raise DoorAway(f"the sandbox does not answer: {str(error)[:200] or type(error).__name__}") from None
+            raise BackendAway(f"the sandbox does not answer: {str(error)[:200] or type(error).__name__}") from None
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -109,11 +103,11 @@ class DoorChannel:
 
     @classmethod
     async def open(cls, door: Door) -> DoorChannel:
-        """Raises DoorAway, SandboxGone."""
+        """Raises BackendAway, SandboxGone."""
         id = secrets.token_hex(16)
         status, said = await door.ask("PUT", f"channel/{id}")
         if status in (502, 503, 504):
-            raise DoorAway(f"the sandbox does not answer ({status})")
+            raise BackendAway(f"the sandbox does not answer ({status})")
         if status != 204:
             raise SandboxGone(f"the sandbox's agent is not to be had ({status}): {printable(said)}")
         return cls(door, id)
@@ -124,7 +118,7 @@ class DoorChannel:
                 return b""
             try:
                 status, data = await self._again("GET", f"{self._path}?from={self._from}")
-            except DoorAway as error:
+            except BackendAway as error:
                 raise ConnectionError(error.message) from None
             if status != 200:
                 return b""
@@ -161,7 +155,7 @@ class DoorChannel:
             batch = bytes(self._waiting[:_BATCH])
             try:
                 status, _ = await self._again("POST", f"{self._path}?at={self._at}", batch)
-            except DoorAway as error:
+            except BackendAway as error:
                 self._failure = error
             else:
                 if status != 204:
@@ -178,7 +172,7 @@ class DoorChannel:
         for _ in range(_TRIES - 1):
             try:
                 status, data = await self._door.ask(method, path, content, timeout_s=_EXCHANGE_S)
-            except DoorAway:
+            except BackendAway:
                 await asyncio.sleep(_AGAIN_S)
             else:
                 if status not in (502, 503, 504):
@@ -189,7 +183,7 @@ class DoorChannel:
     async def _end(self) -> None:
         self._sending.cancel()
         await asyncio.gather(self._sending, return_exceptions=True)
-        with suppress(DoorAway, RuntimeError):
+        with suppress(BackendAway, RuntimeError):
             await self._door.ask("DELETE", self._path, timeout_s=CONNECT_S)
 
 

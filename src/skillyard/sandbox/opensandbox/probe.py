@@ -98,10 +98,16 @@ def judge(
     return Probe(NAME, True, walls | _limits(seen, wanted), told, forwarding)
 
 
-def absent(why: str, facts: Mapping[str, str], mend: str = "") -> Probe:
-    """Returns the probe where the backend cannot work."""
+def absent(why: str, facts: Mapping[str, str], mend: str = "", *, away: bool = False) -> Probe:
+    """Returns the probe where the backend cannot work; ``away`` says that it may soon."""
     nothing = Protection(Level.MISSING, why=why, mend=mend)
-    return Probe(NAME, False, dict.fromkeys((*WALLS, *LIMITS), nothing), {**facts, "why": why})
+    return Probe(
+        NAME,
+        False,
+        dict.fromkeys((*WALLS, *LIMITS), nothing),
+        {**facts, "why": why},
+        away=f"{why}; {mend}" if away else "",
+    )
 
 
 def _wall(name: str, stands: bool) -> Protection:

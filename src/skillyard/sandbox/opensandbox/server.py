@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from skillyard.config.backends import OpenSandboxSettings
-from skillyard.domain.errors import SandboxFault, SandboxGone, shown
+from skillyard.domain.errors import BackendAway, SandboxFault, SandboxGone, shown
 from skillyard.sandbox.opensandbox.http_entry import PORT
 
 _PAGE = 100
@@ -23,10 +23,6 @@ _MOST_SAID = 300
 _PART = 60
 _RUNNING, _ENDED = frozenset({"running", "pending", "creating"}), 404
 _MEND = "pip install 'skillyard[opensandbox]'"
-
-
-class ServerAway(SandboxFault):
-    """The server does not answer. Its sandboxes may live on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +172,13 @@ class Server:
         except SandboxApiException as error:
             raise self._refused(error.status_code, _said(error, key)) from None
         except SandboxException as error:
-            raise ServerAway(f"the server {self._settings.domain} does not answer: {_said(error, key)}") from None
+            raise BackendAway(f"the server {self._settings.domain} does not answer: {_said(error, key)}") from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise SandboxFault(f"the server answers in no form that we know: {_said(error, key)}") from None
 
     def _refused(self, status: int | None, said: str) -> SandboxFault:
         if status is None or status in (408, 502, 503, 504):
-            return ServerAway(f"the server {self._settings.domain} does not answer: {said}")
+            return BackendAway(f"the server {self._settings.domain} does not answer: {said}")
         if status == _ENDED:
             return SandboxGone(f"the server has no such sandbox: {said}")
         if status in (401, 403):
