@@ -28,6 +28,8 @@ FILES = 4096
 _FILES_PER_MB = 1024
 WORKSPACE, TMP, SHM = "/workspace", "/tmp", "/dev/shm"  # noqa: S108 - of a sandbox
 _MIB = 1 << 20
+_STACK = 8 << 20
+"""Bytes of a thread's usual stack."""
 _SYS = (
     "block", "bus", "class", "dev", "devices", "firmware", "hypervisor", "kernel", "module", "power",
     "fs/bcache", "fs/bpf", "fs/btrfs", "fs/erofs", "fs/ext4", "fs/f2fs", "fs/fuse", "fs/nfs", "fs/pstore",
@@ -150,7 +152,8 @@ def resources(limits: Limits) -> dict[str, int]:
     handler (core(5)).
     """
     found = {
-        resource.RLIMIT_DATA: limits.memory_mb * _MIB,
+        # This limit counts stacks whole, which are hardly touched; the control group counts what is.
+        resource.RLIMIT_DATA: limits.memory_mb * _MIB + limits.pids * _STACK,
         resource.RLIMIT_FSIZE: 2 * limits.disk_mb * _MIB,
         resource.RLIMIT_CORE: 1,
         resource.RLIMIT_MEMLOCK: 1 << 16,

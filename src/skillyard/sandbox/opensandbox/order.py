@@ -14,7 +14,6 @@ from skillyard.sandbox.oci import calls, container
 OVERHEAD_MB = 96
 """Memory of the server's daemon until it is ended, of the door, the agent and a supervisor."""
 _UIDS = range(1 << 20, 1 << 31)
-_STACK = 8 << 20
 
 
 def memory(limits: Limits) -> int:
@@ -30,8 +29,6 @@ def order(spec: SandboxSpec, key: str) -> dict[str, Any]:
     limits = spec.limits
     own = {
         resource.RLIMIT_NOFILE: container.FILES,
-        # This limit counts stacks whole, which are hardly touched; the control group counts what is.
-        resource.RLIMIT_DATA: (limits.memory_mb << 20) + limits.pids * _STACK,
         resource.RLIMIT_NPROC: limits.pids,
     }
     agent = {
