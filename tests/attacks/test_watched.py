@@ -121,6 +121,12 @@ def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield runtime
 
 
+@pytest.fixture
+def network(request: pytest.FixtureRequest) -> None:
+    if request.node.callspec.params["runtime"] != "native":
+        pytest.skip("programs have no sockets at this level")
+
+
 def run(runtime: SyncRuntime, body: str, **limits: Any) -> Run:
     lines = body.strip("\n").splitlines()
     margin = min(len(line) - len(line.lstrip()) for line in lines if line.strip())
@@ -132,6 +138,38 @@ def run(runtime: SyncRuntime, body: str, **limits: Any) -> Run:
 def test_memory(how: str, runtime: SyncRuntime) -> None:
     ended = run(runtime, MEMORY[how], memory_mb=128, disk_mb=16)
     assert ended["outcome"] == "memory", dict(ended)
+
+
+CONNECTED = """
+    import socket
+    family, address = {"IPv4": (socket.AF_INET, "127.0.0.1"), "IPv6": (socket.AF_INET6, "::1")}[VERSION]
+    listening = socket.socket(family)
+    listening.bind((address, 0))
+    listening.listen(512)
+    held = []
+    for _ in range(100):
+        held += [socket.create_connection(listening.getsockname()[:2]), listening.accept()[0]]
+        if FULL:
+            held[-2].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 << 20)
+            held[-2].setblocking(False)
+            try:
+                while True:
+                    held[-2].send(bytes(32000))
+            except BlockingIOError:
+                pass
+    time.sleep(1)
+    return 'through'
+"""
+
+
+@pytest.mark.parametrize("version", ["IPv4", "IPv6"])
+@pytest.mark.parametrize(("full", "outcome"), [("no", "exit"), ("yes", "memory")])
+def test_connections_count_by_what_waits_in_them(
+    version: str, full: str, outcome: str, runtime: SyncRuntime, network: None
+) -> None:
+    body = CONNECTED.replace("VERSION", repr(version)).replace("FULL", repr(full == "yes"))
+    ended = run(runtime, body, memory_mb=128, disk_mb=16)
+    assert ended["outcome"] == outcome, dict(ended)
 
 
 @pytest.mark.parametrize("how", DISK)

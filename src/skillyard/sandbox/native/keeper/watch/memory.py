@@ -76,7 +76,7 @@ def uncharged(init: int) -> int:
     """Returns bytes of a sandbox's network that no memory controller charges. A connection is charged when it is
     accepted, with its queue; one that has ended is remembered for a minute and charged to nobody."""
     network = _network(init)
-    count = _connections(network)
+    count = _connections(init, network)
     held_by_kernel = network.get("TCP: tw", 0) * _REMEMBERED
     if count > _FEW_CONNECTIONS and _own_network(init):
         held_by_kernel += count * _CONNECTION + _queued(init, network, unaccepted=True)
@@ -89,25 +89,24 @@ def _sockets(init: int, listeners: int) -> int:
     count = network.get("sockets: used", 0) - listeners
     if count <= _FEW_SOCKETS or not _own_network(init):
         return 0
-    connections = min(count, _connections(network))
+    connections = max(0, _connections(init, network) - listeners)
     held_by_kernel = connections * _CONNECTION + network.get("TCP: tw", 0) * _REMEMBERED
     return held_by_kernel + of_sockets(count - connections) + _queued(init, network)
 
 
-def _connections(network: Mapping[str, int]) -> int:
-    return network.get("TCP: inuse", 0) + network.get("TCP6: inuse", 0)
+def _connections(init: int, network: Mapping[str, int]) -> int:
+    """Returns the TCP sockets of both versions of IP."""
+    # Those of IPv6 have a file of their own, which is read only where sockets are many.
+    six = _network(init, "sockstat6") if network.get("sockets: used", 0) > _FEW_CONNECTIONS else {}
+    return network.get("TCP: inuse", 0) + six.get("TCP6: inuse", 0)
 
 
-def _network(init: int) -> dict[str, int]:
-    """Returns ``sockets: used``, ``TCP: inuse``, ``TCP6: inuse`` and so on (proc_pid_net(5)).
-
-    ``TCP: mem`` is of the whole host.
-    """
+def _network(init: int, name: str = "sockstat") -> dict[str, int]:
+    """Returns ``sockets: used``, ``TCP: inuse`` and so on (proc_pid_net(5)). ``TCP: mem`` is of the whole host."""
     found: dict[str, int] = {}
-    lines = "".join(read(f"/proc/{init}/net/{name}") for name in ("sockstat", "sockstat6")).splitlines()
-    for line in lines:
+    for line in read(f"/proc/{init}/net/{name}").splitlines():
         kind, *words = line.split()
-        found |= {f"{kind} {name}": int(value) for name, value in zip(words[::2], words[1::2], strict=False)}
+        found |= {f"{kind} {word}": int(value) for word, value in zip(words[::2], words[1::2], strict=False)}
     return found
 
 
@@ -142,7 +141,7 @@ def _queued(init: int, network: Mapping[str, int], *, unaccepted: bool = False) 
         for words in map(str.split, text.splitlines()[1:]):
             if len(words) > _INODE and not (unaccepted and words[_INODE] != "0"):
                 busy += words[_QUEUES] != "00000000:00000000"
-    return min(together, busy * largest_window())
+    return min(together, busy * max(largest_window(), largest_buffer()))
 
 
 @functools.cache
