@@ -14,31 +14,46 @@ frames has to expect anyway.
 from __future__ import annotations
 
 import io
+import marshal
 import zipfile
 from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
+from importlib.util import MAGIC_NUMBER
 
 from skillyard.domain.sandbox.spec import Argv
 
 PACKAGE = "skillyard_guest"
 _MAIN = f"from {PACKAGE}.command import main\n\nmain()\n"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
+_UNCHECKED = MAGIC_NUMBER + bytes((1, 0, 0, 0)) + bytes(8)
+"""The head of bytecode that is compared with no source."""
 
 
 @cache
 def guest_bundle() -> bytes:
-    """Returns an uncompressed zip file that Python runs: the same bytes for the same sources."""
+    """Returns an uncompressed zip file that Python runs: the same bytes for the same sources.
+
+    It has the bytecode of this server's Python, since compiling costs an agent more than all the rest of its start.
+    Another version of Python takes the sources.
+    """
     sources = dict(_sources(resources.files("skillyard.guest"), PACKAGE))
+    compiled = {f"{name}c": _bytecode(name, source) for name, source in sources.items()}
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as bundle:
-        for name, source in sorted({"__main__.py": _MAIN.encode(), **sources}.items()):
+        for name, source in sorted({"__main__.py": _MAIN.encode(), **sources, **compiled}.items()):
             info = zipfile.ZipInfo(name, _EPOCH)
             info.external_attr = 0o100444 << 16
             info.create_system = 3
             bundle.writestr(info, source)
     return archive.getvalue()
+
+
+def _bytecode(name: str, source: bytes) -> bytes:
+    """Returns bytecode without docstrings, which depends on nothing but the code."""
+    code = compile(source, name, "exec", dont_inherit=True, optimize=2)
+    return _UNCHECKED + marshal.dumps(code, 2)  # of that version, which has no references
 
 
 def _sources(package: Traversable, at: str) -> Iterator[tuple[str, bytes]]:

@@ -44,6 +44,31 @@ def test_the_bundle_is_the_same_bytes_every_time(bundle: str) -> None:
     assert [info.filename for info in infos] == sorted(info.filename for info in infos)
 
 
+def test_the_bundle_runs_without_compiling(box: GuestBox, bundle: str, tmp_path: Path) -> None:
+    _rewrite(bundle, lambda name, data: b"(" if name.endswith(".py") and name != "__main__.py" else data)
+    request = tmp_path / "request.json"
+    request.write_bytes(encode_request(box.request("def main(args): return args['n']", args={"n": 5})))
+    ran = run(guest_argv(PYTHON, bundle, str(request), str(tmp_path / "frames.bin")))
+    assert (ran.returncode, ran.stderr) == (0, b"")
+
+
+def test_another_python_takes_the_sources(box: GuestBox, bundle: str, tmp_path: Path) -> None:
+    _rewrite(bundle, lambda name, data: b"\0\0" + data[2:] if name.endswith(".pyc") else data)
+    request, channel = tmp_path / "request.json", tmp_path / "frames.bin"
+    request.write_bytes(encode_request(box.request("def main(args): return args['n']", args={"n": 5})))
+    ran = run(guest_argv(PYTHON, bundle, str(request), str(channel)))
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert box.ran(channel.read_bytes(), b"", 0).value == {"result": 5}
+
+
+def _rewrite(bundle: str, change: Callable[[str, bytes], bytes]) -> None:
+    with zipfile.ZipFile(bundle) as before:
+        files = {name: change(name, before.read(name)) for name in before.namelist()}
+    with zipfile.ZipFile(bundle, "w") as after:
+        for name, data in files.items():
+            after.writestr(name, data)
+
+
 def test_a_call_through_files(box: GuestBox, bundle: str, tmp_path: Path) -> None:
     request, channel = tmp_path / "request.json", tmp_path / "frames.bin"
     request.write_bytes(encode_request(box.request("def main(args): print('out'); return args['n']", args={"n": 5})))

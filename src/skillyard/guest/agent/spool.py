@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -112,6 +111,8 @@ def _nameless(directory: str) -> int:
     try:
         return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError:  # the file system has no such files
+        import tempfile  # costs more than the rest of this module, and few sandboxes write so much
+
         fd, path = tempfile.mkstemp(dir=directory)
         os.unlink(path)
         return fd
