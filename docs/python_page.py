@@ -8,7 +8,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import skillyard
-from skillyard.client import ExportedSkill, FetchedBlob, ProtocolMethods, PublishedSkill, Run, StoredBlob, errors
+from skillyard.client import (
+    ExportedSkill,
+    FetchedBlob,
+    ProtocolMethods,
+    PublishedSkill,
+    Run,
+    StoredBlob,
+    Tool,
+    ToolAnswer,
+    errors,
+)
 from skillyard.client.run import RunFile
 
 HEAD = """# Python API
@@ -36,7 +46,7 @@ A run that fails is not an exception: look at `run.status`, or call `run.raise_f
 out is not sent, so the server's default holds. A method without a description of its result returns the JSON object
 that [methods.md](methods.md) describes.
 """
-VALUES = (Run, RunFile, StoredBlob, FetchedBlob, PublishedSkill, ExportedSkill)
+VALUES = (Run, RunFile, StoredBlob, FetchedBlob, PublishedSkill, ExportedSkill, Tool, ToolAnswer)
 
 
 def python_page(note: str) -> str:

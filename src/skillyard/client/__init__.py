@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from skillyard.client.bundles import ExportedSkill, PublishedSkill
     from skillyard.client.client import Client, FetchedBlob, StoredBlob
     from skillyard.client.methods.protocol import ProtocolMethods, SyncProtocolMethods
+    from skillyard.client.methods.tools import Tool, ToolAnswer
     from skillyard.client.run import Run
     from skillyard.client.sync import SyncClient
 
@@ -30,6 +31,8 @@ __all__ = [
     "StoredBlob",
     "SyncClient",
     "SyncProtocolMethods",
+    "Tool",
+    "ToolAnswer",
     "errors",
 ]
 
@@ -42,6 +45,8 @@ _HOMES = {
     "ProtocolMethods": "methods.protocol",
     "SyncProtocolMethods": "methods",
     "Run": "run",
+    "Tool": "methods.tools",
+    "ToolAnswer": "methods.tools",
     "SyncClient": "sync",
 }
 

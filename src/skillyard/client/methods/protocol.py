@@ -22,6 +22,7 @@ from skillyard.client.methods.operators import (
     SyncEnvironmentMethods,
     SyncSkillTools,
 )
+from skillyard.client.methods.tools import SyncToolMethods, ToolMethods
 from skillyard.client.run import Run
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ Detail = Literal["full", "brief"]
 """``brief`` leaves of a run what a model needs."""
 
 
-class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, SkillTools):
+class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, SkillTools, ToolMethods):
     """Parameters left out are not sent, so the server's defaults hold. Every method raises the errors of
     ``call``; results are the JSON objects of the protocol unless the method says otherwise."""
 
@@ -304,7 +305,9 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, Skil
         return await self.call("secrets.audit", given(**locals()))
 
 
-class SyncProtocolMethods(SyncCatalogueMethods, SyncEnvironmentMethods, SyncCommandMethods, SyncSkillTools):
+class SyncProtocolMethods(
+    SyncCatalogueMethods, SyncEnvironmentMethods, SyncCommandMethods, SyncSkillTools, SyncToolMethods
+):
     """:class:`ProtocolMethods` without ``await``. A subclass gives ``_inner`` and ``_wait``."""
 
     list_skills = blocking(ProtocolMethods.list_skills)
