@@ -12,7 +12,7 @@ import click
 from bench import catalogue, commands, network, readers, schemas, services, streams, tasks
 from bench.peers import BUBBLEWRAP, open_peers
 from bench.report import WholeReport
-from skillyard.bench.main import Say, measure, show
+from skillyard.bench.main import Say, measure, show, show_runs
 from skillyard.bench.report import BASES
 from skillyard.bench.subject import Skipped
 from skillyard.bench.turns import Plan
@@ -27,7 +27,9 @@ T = TypeVar("T")
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @bench_options
-def bench(quick: bool, ready: int | None, output: Path | None, as_json: bool) -> None:
+def bench(
+    quick: bool, ready: int | None, output: Path | None, profile: bool, against: Path | None, as_json: bool
+) -> None:
     """Measure what the project promises of itself, beside others that do the same job.
 
     What `skillyard bench` measures, beside bubblewrap, sandlock, srt and docker where they are installed; then bytes
@@ -41,6 +43,9 @@ def bench(quick: bool, ready: int | None, output: Path | None, as_json: bool) ->
 
     if str(output) == "-":
         output, as_json = None, True
+    if profile or against:
+        show_runs(quick, output, against, as_json=as_json)
+        return
     show(work, WholeReport.show, output, as_json=as_json)
 
 

@@ -49,6 +49,7 @@ class WholeReport:
             self.schemas,
             self.reading,
             self.streams,
+            runs.processor,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -135,5 +136,6 @@ def _budget(lines: list[Line]) -> Table:
     for line in lines:
         wanted = f"{'≥' if line.at_least else '≤'} {line.limit:g} {line.unit}"
         measured = "" if line.measured is None else f"{line.measured:g} {line.unit}"
-        table.add_row(line.name, wanted, measured, _VERDICT[line.met])
+        verdict = _VERDICT[line.met] if line.judged else "not judged: the machine is busy"
+        table.add_row(line.name, wanted, measured, verdict)
     return table

@@ -15,9 +15,10 @@ from typing import Any, Protocol, TypeVar
 
 import click
 
-from skillyard.bench import idle, turns
+from skillyard.bench import idle, processor, turns
 from skillyard.bench.idle import Idle
 from skillyard.bench.installations import baselines, clean_interpreter, open_installations
+from skillyard.bench.processor import Processor
 from skillyard.bench.report import Report
 from skillyard.bench.subject import GivenUp, Skipped, Subject, WrongResult
 from skillyard.bench.turns import CONCURRENCY, Plan
@@ -41,8 +42,13 @@ class Measured(Protocol):
 M = TypeVar("M", bound=Measured)
 
 
-def bench(quick: bool, ready: int | None, output: Path | None, as_json: bool) -> None:
+def bench(
+    quick: bool, ready: int | None, output: Path | None, profile: bool, against: Path | None, as_json: bool
+) -> None:
     """Measures and shows. Raises Failure."""
+    if profile or against:
+        show_runs(quick, output, against, as_json=as_json)
+        return
 
     async def work(home: Path, say: Say) -> Report:
         return await measure(home, Plan.of(quick=quick, ready=ready), say, quick=quick)
@@ -50,6 +56,21 @@ def bench(quick: bool, ready: int | None, output: Path | None, as_json: bool) ->
     from skillyard.bench.report import show as print_tables
 
     show(work, print_tables, output, as_json=as_json)
+
+
+def show_runs(quick: bool, output: Path | None, against: Path | None, *, as_json: bool) -> None:
+    """Measures the time of runs alone, and shows it by process. Raises Failure."""
+    from skillyard.bench.report import show_processor
+
+    async def work(home: Path, say: Say) -> Processor:
+        return await _processor(home, say, quick=quick, against=against)
+
+    show(work, show_processor, output, as_json=as_json)
+
+
+async def _processor(home: Path, say: Say, *, quick: bool, against: Path | None = None) -> Processor:
+    say("processor time of runs")
+    return await asyncio.to_thread(processor.measure, home, 1 if quick else 5, against)
 
 
 def show(
@@ -92,10 +113,11 @@ async def measure(home: Path, plan: Plan, say: Say, *, quick: bool, peers: Peers
             rates = await turns.throughput([subject for subject in subjects if subject.loaded], plan, given_up)
         probe = await ours.native().probe()
         servers = [server.startup_s for server in (ours.ready_server, ours.demand_server)]
+    used = await _processor(home, say, quick=quick)
     failed = [Skipped(s.id, s.title, f"gave up: {given_up[s.id]}") for s in subjects if s.id in given_up]
-    skips = [*skipped, *without, *absent, *failed]
+    skips = [*skipped, *without, *absent, *failed, *used.skipped]
     took = time.perf_counter() - began
-    return Report(quick, took, load, subjects, latencies, rates, waiting, servers, probe.enforced(), skips)
+    return Report(quick, took, load, subjects, latencies, rates, used, waiting, servers, probe.enforced(), skips)
 
 
 async def _idle(home: Path, count: int) -> tuple[Idle | None, list[Skipped]]:

@@ -17,10 +17,11 @@ from rich.table import Table
 from skillyard._version import __version__
 from skillyard.bench.idle import Idle
 from skillyard.bench.installations import PYTHON, PYTHON_BARE, interpreter
+from skillyard.bench.processor import Processor
 from skillyard.bench.subject import Skipped, Subject
 from skillyard.bench.turns import CONCURRENCY, Rounds, in_ms, median
 
-FORMAT = 3
+FORMAT = 4
 MIB = 1024 * 1024
 BASES = {"vs_python": PYTHON, "vs_python_bare": PYTHON_BARE}
 """Names of ratios, and the subjects that latencies are divided by."""
@@ -36,6 +37,7 @@ class Report:
     subjects: Sequence[Subject]
     latency: Mapping[str, Rounds]
     throughput: Mapping[str, Mapping[int, Rounds]]
+    processor: Processor
     idle: Idle | None
     server_start_s: Sequence[float]
     protections: Mapping[str, str]
@@ -53,6 +55,7 @@ class Report:
             "host": host() | {"load_before": self.load, "protections": dict(self.protections)},
             "latency": list(self.latencies()),
             "throughput": list(self.throughputs()),
+            "processor": self.processor.as_dict(),
             "idle": asdict(self.idle) if self.idle else None,
             "server_start": in_ms(self.server_start_s),
             "skipped": [asdict(one) for one in self.skipped],
@@ -123,7 +126,7 @@ def show(report: Report, more: Iterable[tuple[str, Table]] = ()) -> None:
 def _where(report: Report) -> str:
     facts = host()
     user = "root" if facts["root"] else "an ordinary user"
-    busy = report.load > facts["cpus"]
+    busy = report.processor.too_busy
     return (
         f"Linux {facts['kernel']} {facts['machine']}, {facts['cpus']} cpus, CPython {facts['python']}, as {user}; "
         f"load {report.load:.1f} before, {report.took_s:.0f} s in all.\n"
@@ -131,7 +134,7 @@ def _where(report: Report) -> str:
         "rounds of own time / that of the other.\n"
         f"python3 is {facts['baseline']['python']}, with empty site-packages in an environment of its own."
         + (
-            "\n[yellow]The machine is busy with other things: ratios are worse than on one that is not.[/]"
+            "\n[yellow]The machine is busy with other things: ratios are worse, and no budget is judged.[/]"
             if busy
             else ""
         )
@@ -146,6 +149,7 @@ def _tables(report: Report) -> Iterator[tuple[str, Table]]:
             _latency([row for row in rows if row["job"] == job], [*report.bases]),
         )
     yield "Throughput, runs a second", _throughput(report)
+    yield f"Processor time of a run, by {report.processor.way}", _processor(report.processor)
     yield "Waiting and beginning", _waiting(report)
 
 
@@ -157,6 +161,34 @@ def _latency(rows: list[dict[str, Any]], bases: Sequence[str]) -> Table:
         times = [shown_ms(row[name]) for name in ("p50_ms", "p95_ms", "p99_ms")]
         ratios = [shown_ratio(row[name]) for name in bases]
         table.add_row(row["title"], *times, *ratios, str(row["samples"]), row["walls"])
+    return table
+
+
+def show_processor(found: Processor) -> None:
+    """Prints what runs take, and which process takes it."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    if found.too_busy:
+        console.print(f"The machine is busy: others use {found.busy:.1f} processors. Read processor time alone.")
+    console.print(f"Processor time is told by {found.way}. Ratios are ours / that of the other.")
+    console.print(_processor(found))
+    profile = plain_table("8 callers at once, ms of processor a run")
+    rows = list(found.profile())
+    names = list(dict.fromkeys(name for row in rows for name in row if name != "subject"))
+    for name in names:
+        profile.add_column(name, justify="right")
+    for row in rows:
+        profile.add_row(row["subject"], *(shown_ms(row.get(name, 0.0)) for name in names))
+    console.print(profile)
+    for skipped in found.skipped:
+        console.print(f"not measured: {skipped.title}: {skipped.reason}", markup=False, soft_wrap=True)
+
+
+def _processor(found: Processor) -> Table:
+    table = plain_table("", "", "p50 ms", "processor ms", "runs/s", "ours / its p50", "/ processor", "/ runs/s")
+    for row in found.rows():
+        times = [shown_ms(row[name]) for name in ("p50_ms", "cpu_ms", "runs_per_s")]
+        ratios = [shown_ratio(row[name]) for name in ("ours_p50", "ours_cpu", "ours_rate")]
+        table.add_row(row["mode"], row["subject"], *times, *ratios)
     return table
 
 

@@ -9,11 +9,12 @@ from bench.readers import Reading
 from bench.schemas import Checked
 from bench.streams import Streams
 from skillyard.bench.idle import Idle
+from skillyard.bench.processor import MODES, OURS, PROTOTYPE, Processor
 from skillyard.bench.turns import Rounds
 
 MIB = 1024 * 1024
-GOOD = {"python": 10, "ready": 1.1, "on_demand": 2.7, "data": 1.3, "http": 1.9, "numpy": 1.4}
-BAD = {"python": 10, "ready": 1.3, "on_demand": 11, "data": 1.6, "http": 3.2, "numpy": 1.8}
+GOOD = {"python": 10, "ready": 1.3, "on_demand": 2.7, "data": 1.6, "http": 2.4, "numpy": 1.6}
+BAD = {"python": 10, "ready": 1.5, "on_demand": 11, "data": 2.0, "http": 3.2, "numpy": 2.1}
 
 
 def rounds(*milliseconds: float) -> Rounds:
@@ -42,6 +43,15 @@ def by_name(lines: list[Line]) -> dict[str, bool | None]:
     return {line.name: line.met for line in lines}
 
 
+def processor(*, busy: float, times: float) -> Processor:
+    """Returns runs that take ``times`` as long as the prototype's."""
+    made = Processor("control group", busy)
+    for mode in MODES:
+        for subject, seconds in ((OURS, 0.001 * times), (PROTOTYPE, 0.001)):
+            made.note(subject, mode, 0, {"times": [seconds], "cpu": seconds, "took": seconds, "parts": {}})
+    return made
+
+
 def test_nothing_measured_is_nothing_met() -> None:
     assert set(by_name(compare({}, {}, None, {})).values()) == {None}
 
@@ -49,7 +59,7 @@ def test_nothing_measured_is_nothing_met() -> None:
 def test_each_line_can_be_met_and_missed() -> None:
     good = compare(
         {name: rounds(ms) for name, ms in GOOD.items()},
-        {"ready": {1: rounds(460_000)}, "python": {1: rounds(100_000)}},
+        {"http": {8: rounds(310_000)}, "python": {1: rounds(100_000)}},
         idle(1000, 3 * MIB),
         {"import skillyard": [0.05], "skillyard version": [0.14]},
         Ways(1, plain=rounds(1.2), policy=rounds(3.1)),
@@ -57,10 +67,11 @@ def test_each_line_can_be_met_and_missed() -> None:
         Checked(small=[0.0009], quiet=[0.001], attacked=[0.099]),
         Reading({"a": 2.1, "b": 3.9}, 1.9, 39),
         streams(2.9, 5.9, 0.0049),
+        processor(busy=0.1, times=1.4),
     )
     bad = compare(
         {name: rounds(ms) for name, ms in BAD.items()},
-        {"ready": {1: rounds(440_000)}, "python": {1: rounds(100_000)}},
+        {"http": {8: rounds(290_000)}, "python": {1: rounds(100_000)}},
         idle(1000, 5 * MIB),
         {"import skillyard": [0.151], "skillyard version": [0.1], "skillyard runs list": [0.2]},
         Ways(1, plain=rounds(1.2), policy=rounds(3.3)),
@@ -68,9 +79,16 @@ def test_each_line_can_be_met_and_missed() -> None:
         Checked(small=[0.0011], quiet=[0.001], attacked=[0.101]),
         Reading({"a": 2.1, "b": 4.1}, 2.1, 41),
         streams(3.1, 6.1, 0.0051),
+        processor(busy=0.1, times=2.3),
     )
     assert set(by_name(good).values()) == {True}
     assert [name for name, met in by_name(bad).items() if met] == ["ready sandboxes at once"]
+
+
+def test_a_busy_machine_meets_and_misses_nothing() -> None:
+    lines = compare({name: rounds(ms) for name, ms in BAD.items()}, {}, None, {}, processor=processor(busy=1, times=9))
+    assert set(by_name(lines).values()) == {None}
+    assert any(line.measured is not None for line in lines)
 
 
 def test_a_few_ready_sandboxes_say_nothing_about_a_thousand() -> None:

@@ -61,7 +61,7 @@ def config_option(command: F) -> F:
 
 
 def bench_options(command: F) -> F:
-    """Adds ``quick``, ``ready``, ``output`` and ``as_json`` of a benchmark."""
+    """Adds the options of a benchmark: what is measured, and where it is told."""
     for decorate in (
         json_option,
         click.option(
@@ -76,6 +76,13 @@ def bench_options(command: F) -> F:
             metavar="N",
             help="Sandboxes to hold ready when their idle cost is measured.  [default: 100]",
         ),
+        click.option(
+            "--against",
+            type=click.Path(path_type=Path, exists=True, file_okay=False),
+            metavar="VENV",
+            help="Measure only runs, in turns with the skillyard that is installed in another virtual environment.",
+        ),
+        click.option("--profile", is_flag=True, help="Measure only runs, and tell their processor time by process."),
         click.option("--quick", is_flag=True, help="Seconds instead of a minute or two, and no numpy: a sign of life."),
     ):
         command = decorate(command)

@@ -86,18 +86,20 @@ def _given(**values: Any) -> dict[str, Any]:
 
 @click.command()
 @bench_options
-def bench(quick: bool, ready: int | None, output: Path | None, as_json: bool) -> None:
+def bench(
+    quick: bool, ready: int | None, output: Path | None, profile: bool, against: Path | None, as_json: bool
+) -> None:
     """Measure what a run costs here, beside a plain python3 that does the same job.
 
     run_code in process and over HTTP, with sandboxes ready and on demand, with numpy and pandas preloaded, beside
-    python3 -I without any walls. All take turns, so that ratios hold on a noisy machine. Works in a directory of
-    its own.
+    python3 -I without any walls; then processor time beside a rough prototype of the same idea. All take turns, so that
+    ratios hold on a noisy machine. Works in a directory of its own.
     """
     from skillyard.bench.main import bench
 
     if str(output) == "-":
         output, as_json = None, True
-    bench(quick, ready, output, as_json)
+    bench(quick, ready, output, profile, against, as_json)
 
 
 @click.command()
