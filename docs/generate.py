@@ -6,7 +6,7 @@ import runpy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeGuard, Union, get_args, get_origin
+from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin
 
 import click
 from pydantic import BaseModel
@@ -146,6 +146,8 @@ def _kind(kind: Any, words: Sequence[str] = ()) -> str:
         return f"table of {_kind(arguments[1])}"
     if origin in (Union, UnionType):
         return " or ".join(_kind(choice) for choice in arguments if choice is not NoneType)
+    if origin is Annotated:
+        return _kind(arguments[0])
     if arguments and origin is not None:
         return " or ".join(f"`{value}`" for value in arguments)
     if isinstance(kind, type) and issubclass(kind, BaseModel):

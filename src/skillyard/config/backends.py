@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, ConfigDict, Field, SecretStr, ValidationInfo
 
-from skillyard.config.section import Section
+from skillyard.config.section import Section, place
+from skillyard.domain.errors import InvalidInput, shown
+from skillyard.domain.sandbox.image import is_name
 
 
 class NativeSettings(Section):
@@ -89,6 +91,16 @@ class GvisorSettings(Section):
     )
 
 
+def _image_name(name: str, info: ValidationInfo) -> str:
+    if name and not is_name(name):
+        raise InvalidInput(place(info), "must be the name or the digest of an image", shown(name))
+    return name
+
+
+Language = Literal["bash", "python", "javascript", "typescript"]
+ImageName = Annotated[str, AfterValidator(_image_name)]
+
+
 class OciSettings(Section):
     """The oci backend: containers of Docker or Podman."""
 
@@ -98,14 +110,17 @@ class OciSettings(Section):
         default="/var/run/docker.sock",
         description="Path of the engine's unix socket: Docker's, or that of `podman system service`.",
     )
-    image: str = Field(
+    image: ImageName = Field(
         default="",
-        description="Image of sandboxes, by name or digest. The engine must have it, with `python3` on its `PATH`: "
-        "none is ever pulled.",
+        description="Image of sandboxes, by name or digest, as `skillyard image build` makes one. The engine must have "
+        "it, with `python3` on its `PATH`: none is ever pulled.",
     )
-    images: tuple[str, ...] = Field(
-        default=(), description="Further images that a run may have. Name them by digest where they must not change."
+    images: dict[Language, ImageName] = Field(
+        default_factory=dict,
+        description="Images by the language of a run's program, in place of `image`. They need `python3`, too. Images "
+        "of single skills and requests are admitted by `policy.images`.",
     )
+
     runtime: str = Field(
         default="",
         description="Runtime of containers, as the engine names it: `runc`, `crun`, `runsc`, `kata`; empty is the "
@@ -117,6 +132,10 @@ class OciSettings(Section):
         le=4_294_967_294,
         description="User and group id of programs inside. Change it where the host has an account of that id.",
     )
+
+    def image_for(self, language: str) -> str:
+        """Returns the name of the image for programs in ``language``."""
+        return next((name for key, name in self.images.items() if key == language), self.image)
 
 
 class E2bSettings(Section):

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, PlainVa
 from skillyard.config.section import Section, place
 from skillyard.domain.errors import InvalidInput
 from skillyard.domain.sandbox.guarantees import GUARANTEES, KERNEL_CAN, OWN_KERNEL, PROTECTIONS
+from skillyard.domain.sandbox.image import check_image
 from skillyard.domain.skill.trust import TrustRule, parse_trust_rules
 
 
@@ -44,6 +45,12 @@ TrustRules = Annotated[
     tuple[TrustRule, ...],
     PlainValidator(_trust_rules),
     PlainSerializer(lambda rules: [rule.text for rule in rules]),
+]
+
+
+Images = Annotated[
+    tuple[Annotated[str, AfterValidator(lambda name, info: check_image(place(info), name))], ...],
+    Field(max_length=1000),
 ]
 
 
@@ -103,6 +110,11 @@ class PolicySettings(Section):
     isolations: frozenset[str] = Field(
         default=frozenset(),
         description="Further boundaries that a run may name.",
+    )
+    images: Images = Field(
+        default=(),
+        description="Images that skills (`image` in `[runtime]`) and requests may name, each by digest as they do. "
+        "Everybody whose runs get there can read what is in them. The isolation must make sandboxes of images.",
     )
     demand: Demanded = Field(
         default=frozenset(),

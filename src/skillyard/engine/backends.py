@@ -12,7 +12,7 @@ from typing import Any
 from skillyard.config.policy import PolicySettings
 from skillyard.domain.errors import InvalidInput, ProtectionMissing, shown
 from skillyard.domain.sandbox.guarantees import AUTO, Demand, Level, Probe, Protection, guarantees
-from skillyard.ports.sandbox import Backend
+from skillyard.ports.sandbox import Backend, Imaged
 
 
 class Offer:
@@ -137,13 +137,17 @@ class Backends:
         asked: str | None = None,
         skills: Sequence[tuple[str, str, bool]] = (),
         demanded: frozenset[str] = frozenset(),
+        image: str = "",
     ) -> Offer:
         """Returns what a run gets that asks for an isolation and has ``skills``.
 
         Each is a name, a version, and whether it is approved. ``demanded`` are guarantees and walls that these skills
-        must have. Raises InvalidInput for an isolation that policy does not offer or a rule forbids, ProtectionMissing
-        for one that does not stand here or lacks what is demanded, SandboxFault.
+        must have, ``image`` is the one that it must be made of. Raises InvalidInput for an isolation that policy does
+        not offer or a rule forbids, and for an image that policy does not admit or the isolation cannot take,
+        ProtectionMissing for one that does not stand here or lacks what is demanded, SandboxFault.
         """
+        if image and image not in self._policy.images:
+            raise InvalidInput("image", "must be one that policy.images admits", shown(image))
         if asked is not None and asked not in self.choices:
             rule = f"must be one that policy.isolations offers: {', '.join(sorted(self.choices))}"
             raise InvalidInput("isolation", rule, shown(asked))
@@ -157,25 +161,35 @@ class Backends:
         offer = self._default if asked is None else await self._resolve(asked)
         if offer is None:
             raise ProtectionMissing("the sandbox backend has not been probed yet")
-        if demanded:
-            offer = offer.demanding(demanded) if asked is not None else await self._with(demanded, offer)
+        if image and asked is not None and not isinstance(offer.backend, Imaged):
+            raise InvalidInput("image", f"the isolation '{asked}' takes none; ask for one that does", shown(image))
+        if demanded or (image and not isinstance(offer.backend, Imaged)):
+            named = offer.demanding(demanded) if demanded else offer
+            offer = named if asked is not None else await self._with(demanded, offer, imaged=image != "")
         offer.check_ready()
         return offer
 
-    async def _with(self, demanded: frozenset[str], default: Offer) -> Offer:
-        """Returns the default where it has all that, else the strongest that policy offers."""
+    async def _with(self, demanded: frozenset[str], default: Offer, *, imaged: bool) -> Offer:
+        """Returns the default where it has all that, else the strongest that policy offers.
+
+        With ``imaged`` it makes sandboxes of images.
+        """
         names = {self._policy.isolation, *self._policy.isolations}
         ranked = [backend for backend in self._ranked if backend.name in names or AUTO in names]
         rest = [self._backends[name] for name in sorted(names - {AUTO, *(backend.name for backend in ranked)})]
         reasons = {}
         for backend in (default.backend, *ranked, *rest):
+            if imaged and not isinstance(backend, Imaged):
+                reasons[backend.name] = "it makes no sandboxes of images"
+                continue
             offer = (await self._offer(backend)).demanding(demanded)
             if offer.refusal is None:
                 return offer
             reasons[offer.name] = offer.refusal.message
-        rule = f"no isolation that policy offers has {', '.join(sorted(demanded))}; name one in policy.isolations"
+        needed = [*sorted(demanded), *(["images"] if imaged else [])]
+        rule = f"no isolation that policy offers has {', '.join(needed)}; name one in policy.isolations"
         tried = "; ".join(f"{name}: {why}" for name, why in reasons.items())
-        raise ProtectionMissing(f"{rule} ({tried})", protections=sorted(demanded))
+        raise ProtectionMissing(f"{rule} ({tried})", protections=needed)
 
     async def with_network(self) -> Offer | None:
         """Returns the strongest backend that can give a network by its nature; None without one.

@@ -186,6 +186,8 @@ class Driver:
 
     async def _work(self) -> Failure | None:
         sandbox, guest = await self._loan.open(self._job.guest)
+        if image := self._loan.image:
+            self._record = replace(self._record, digests={**self._record.digests, "image": image})
         if self._active.cancel_reason is not None:
             raise _CancelledEarly(self._active.cancel_reason)
         return await self._follow(sandbox, await self._start(sandbox, guest))

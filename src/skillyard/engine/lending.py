@@ -21,7 +21,7 @@ from skillyard.engine.network.run_network import NetworkGrant, RunNetwork
 from skillyard.engine.observer import Fault, Observer
 from skillyard.engine.shares import Admission, Budget, Place, Room
 from skillyard.engine.tasks import Tasks
-from skillyard.ports.sandbox import Sandbox
+from skillyard.ports.sandbox import FromImage, Sandbox
 
 Queued = Callable[[int], None]
 PATIENCE_S = 60.0
@@ -53,7 +53,7 @@ class Loan:
     Within ``async with`` the order is :meth:`begin`, :meth:`open`, any use, :meth:`end`; for the sandbox of an earlier
     server, :meth:`attach`, any use, :meth:`end`. The block begins when there is a place. When the block is left, also
     because its caller went away, nothing of the sandbox is left unless it was :meth:`let_go`, and only then the place
-    is free. ``enforced`` and ``guarantees`` are set when the sandbox stands.
+    is free. ``enforced``, ``guarantees`` and ``image`` are set when the sandbox stands.
     """
 
     def __init__(self, order: Order, admission: Admission, tasks: Tasks, emit: Observer, queued: Queued | None) -> None:
@@ -68,6 +68,8 @@ class Loan:
         """The part of a cell's record about its interpreter."""
         self.enforced: dict[str, str] = {}
         self.guarantees: dict[str, Any] = {}
+        self.image = ""
+        """The digest of the image that the sandbox was made of; empty where there is none, or nobody knows it."""
         self._order = order
         self._spec = order.spec
         self._admission = admission
@@ -124,7 +126,7 @@ class Loan:
 
         Raises GateFault, SandboxFault, SandboxGone, ProtectionMissing, Busy.
         """
-        network, offer = self.network, self._order.offer
+        network = self.network
         if network is not None:
             self._spec = await network.join(self._spec)
         self._creating = True
@@ -134,7 +136,8 @@ class Loan:
             self._creating = False  # nothing is left of it
             raise
         self.enforced = dict(sandbox.enforced)
-        self.guarantees = offer.check_walls(self.enforced)
+        self.guarantees = self._order.offer.check_walls(self.enforced)
+        self.image = sandbox.image if isinstance(sandbox, FromImage) else ""
         return sandbox, guest if network is None else await network.enter(sandbox, guest)
 
     async def _create(self, key: str) -> Sandbox:

@@ -256,6 +256,31 @@ class Backend(Protocol):
 
 
 @runtime_checkable
+class Imaged(Protocol):
+    """A backend that makes sandboxes of images. Policy, skills and requests name them by digest."""
+
+    def image_of(self, spec: SandboxSpec) -> str:
+        """Returns the name of the image of a sandbox.
+
+        It is the one that ``spec`` names, or the backend's own for its language.
+        """
+        ...
+
+
+@runtime_checkable
+class FromImage(Protocol):
+    """A sandbox that was made of an image."""
+
+    @property
+    def image(self) -> str:
+        """Returns the digest of the image: ``sha256:`` and 64 hexadecimal digits.
+
+        It is empty where nobody knows it.
+        """
+        ...
+
+
+@runtime_checkable
 class Remote(Protocol):
     """A backend whose sandboxes an engine or a server makes, which may be away for a while."""
 

@@ -148,7 +148,7 @@ class AgentSandbox(FilesOfSandbox):
     """A sandbox behind an agent.
 
     ``timeout_ms`` is the deadline of programs that are given none. With ``lease_s`` the agent's lease is renewed for as
-    long as this object is open.
+    long as this object is open. ``image`` is the digest of the image that it was made of, where that is known.
     """
 
     def __init__(
@@ -159,8 +159,10 @@ class AgentSandbox(FilesOfSandbox):
         *,
         timeout_ms: int,
         lease_s: float | None = None,
+        image: str = "",
     ) -> None:
         self.handle = handle
+        self.image = image
         self.enforced = dict(enforced)
         self._timeout_ms = timeout_ms
         self._link = _Link(reach, handle, lease_s)

@@ -99,9 +99,12 @@ async def test_the_probe_names_what_is_in_force(ground: Ground) -> None:
     assert probe.facts["runtime"]
 
 
-async def test_an_image_must_be_named_by_the_operator(ground: Ground) -> None:
-    with pytest.raises(InvalidInput, match=r"must be one of oci\.images"):
-        await ground.backend.create(await ground.spec(image=f"{oci_ground.IMAGE}x"), "other")
+async def test_an_image_must_be_named_by_the_operator_or_by_digest(ground: Ground) -> None:
+    for name in (f"{oci_ground.IMAGE}x", "../containers/json?all=1", "x/../../images"):
+        with pytest.raises(InvalidInput, match="must name the image by digest"):
+            await ground.backend.create(await ground.spec(image=name), "other")
+    with pytest.raises(InvalidInput, match="the engine has none of that name"):
+        await ground.backend.create(await ground.spec(image=f"sha256:{'0' * 64}"), "other")
     assert await ground.backend.survey() == []
 
 

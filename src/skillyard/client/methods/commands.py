@@ -30,6 +30,7 @@ class CommandMethods(Calls):
         network: Sequence[str] | None = None,
         limits: Mapping[str, Any] | None = None,
         isolation: str | None = None,
+        image: str | None = None,
         idempotency_key: str | None = None,
         labels: Mapping[str, str] | None = None,
         agent: str | None = None,
@@ -60,6 +61,7 @@ class CommandMethods(Calls):
         network: Sequence[str] | None = None,
         limits: Mapping[str, Any] | None = None,
         isolation: str | None = None,
+        image: str | None = None,
         idempotency_key: str | None = None,
         labels: Mapping[str, str] | None = None,
         agent: str | None = None,
@@ -164,6 +166,7 @@ class CommandMethods(Calls):
         network: Sequence[str] | None = None,
         limits: Mapping[str, Any] | None = None,
         isolation: str | None = None,
+        image: str | None = None,
         idempotency_key: str | None = None,
         agent: str | None = None,
     ) -> Json:
@@ -185,6 +188,7 @@ class CommandMethods(Calls):
             network=network,
             limits=limits,
             isolation=isolation,
+            image=image,
             idempotency_key=idempotency_key,
             agent=agent,
         )

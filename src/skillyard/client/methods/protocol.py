@@ -84,15 +84,17 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, Skil
         timeout_ms: int | None = None,
         limits: Mapping[str, Any] | None = None,
         isolation: str | None = None,
+        image: str | None = None,
         network: Sequence[str] | None = None,
         idempotency_key: str | None = None,
         detach: bool | None = None,
         labels: Mapping[str, str] | None = None,
         detail: Detail | None = None,
     ) -> Run:
-        """Run a skill. ``isolation``: the boundary to run behind, where policy offers a choice. ``network``: rules that
-        narrow what the skill declares, such as ``api.x.com:443``; an empty list for no network.
-        ``idempotency_key``: a repeated call gets the first run. ``detach``: the answer comes at once,
+        """Run a skill. ``isolation``: the boundary to run behind, where policy offers a choice. ``image``: the image
+        of its sandbox by digest, where policy admits it. ``network``: rules that narrow what the skill declares, such
+        as ``api.x.com:443``; an empty list for no network. ``idempotency_key``: a repeated call gets the first run.
+        ``detach``: the answer comes at once,
         and the run outlives this caller and the server; :meth:`wait_run` has its result. ``labels``: pairs that
         :meth:`list_runs` finds it by. ``detail='brief'``: of the run only what a model needs."""
         return Run.of(await self.call("execute_skill", given(**locals())))
@@ -111,6 +113,7 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, Skil
         timeout_ms: int | None = None,
         limits: Mapping[str, Any] | None = None,
         isolation: str | None = None,
+        image: str | None = None,
         network: Sequence[str] | None = None,
         idempotency_key: str | None = None,
         detach: bool | None = None,

@@ -169,6 +169,7 @@ def _facts(skill: Skill) -> Iterator[tuple[str, str]]:
     yield "language", runtime.language if runtime else ""
     yield "entrypoint", f"{runtime.entrypoint}:{runtime.export}" if runtime else ""
     yield "environment", runtime.environment if runtime else ""
+    yield "image", runtime.image if runtime else ""
     yield "description", skill.description[:MAX_FACT]
     yield "short description", skill.short_description[:MAX_FACT]
     yield "tags", ", ".join(skill.tags)[:MAX_FACT]

@@ -32,6 +32,7 @@ def declared(skill: Skill) -> dict[str, Any]:
         "requires": list(needs.requires),
         "limits": dict(needs.limits),
         "environment": skill.runtime.environment if skill.runtime else None,
+        "image": (skill.runtime.image or None) if skill.runtime else None,
         "allowed_tools": _tools(skill.frontmatter),
     }
 

@@ -68,6 +68,7 @@ MANIFEST: tuple[Rule, ...] = (
     always("export", "The export is no name of a function.", "name a function of the entrypoint, such as main"),
     always("export-missing", "The entrypoint does not define the export.", "add def main(args): at its top level"),
     always("environment", "The environment's name breaks the rules.", "use lowercase letters, digits and '._-'"),
+    always("image", "The image is not named by digest.", "write it like python@sha256:… or sha256:…"),
     _mixed("path", "A path leaves the skill or is no plain relative path.", "write it like code/main.py"),
     _mixed("limit", "A limit is unknown, too small or no number.", "see [limits] in docs/skills.md"),
     always("dependency", "A dependency is no plain requirement.", "write a name with versions, such as numpy>=2,<3"),

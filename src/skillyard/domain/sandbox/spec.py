@@ -82,8 +82,10 @@ class SandboxSpec:
     ability refuses it, and one where nothing can listen otherwise needs it.
     ``read_only`` names the places of :data:`PLACES` that its programs may not write to; a backend that cannot keep them
     from it refuses.
-    ``image`` and ``resource_class`` are names that the backend knows, and ``snapshot`` is an id of
-    :class:`~skillyard.ports.sandbox.Snapshotting`. A backend that has none refuses them (:meth:`refuse_names`).
+    ``language`` is that of its program, which may decide about the image. ``image`` is named by digest, or by a name
+    that the backend knows; empty for the backend's own choice. ``resource_class`` is a name that the backend knows, and
+    ``snapshot`` an id of :class:`~skillyard.ports.sandbox.Snapshotting`. A backend that has none refuses them
+    (:meth:`refuse_names`).
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -98,6 +100,7 @@ class SandboxSpec:
     read_only: tuple[str, ...] = ()
     kernel_only: frozenset[str] = frozenset()
     allow_degraded: frozenset[str] = frozenset()
+    language: str = "python"
     image: str = ""
     resource_class: str = ""
     snapshot: str = ""
@@ -216,6 +219,8 @@ def make_spec(
     group: str = "",
     tenant: str = "",
     read_only: tuple[str, ...] = (),
+    language: str = "python",
+    image: str = "",
 ) -> SandboxSpec:
     """Returns the spec of a sandbox for one program under what policy demands."""
     return SandboxSpec(
@@ -228,6 +233,8 @@ def make_spec(
         read_only=read_only,
         kernel_only=demand.kernel_only,
         allow_degraded=demand.allow_degraded,
+        language=language,
+        image=image,
     )
 
 

@@ -17,6 +17,7 @@ from skillyard.domain.errors import InvalidInput
 from skillyard.domain.network.policy import NONE_WORD, OPEN_WORD, is_open
 from skillyard.domain.network.rule import MAX_RULES, parse_rule
 from skillyard.domain.sandbox.guarantees import GUARANTEES, OWN_KERNEL, PROTECTIONS
+from skillyard.domain.sandbox.image import RULE, is_by_digest
 from skillyard.domain.secret import Delivery, bound_hosts
 from skillyard.domain.skill.name import check_name, check_namespace
 from skillyard.domain.skill.report import Path, Problem, Report
@@ -35,7 +36,7 @@ KNOWN = frozenset(
 )
 
 MAX_DEPTH = 64
-_RUNTIME_KEYS = frozenset({"language", "entrypoint", "export", "environment", "preload", "guarantees"})
+_RUNTIME_KEYS = frozenset({"language", "entrypoint", "export", "environment", "preload", "guarantees", "image"})
 _ENVIRONMENT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _HUGE = 2**53
 _ASKED = LimitFamily(maxima=Limits(timeout_ms=_HUGE, memory_mb=_HUGE, cpus=float(_HUGE), pids=_HUGE, disk_mb=_HUGE))
@@ -208,7 +209,10 @@ def _read_runtime(report: Report, data: Mapping[str, Any]) -> RuntimeSpec | None
     if not isinstance(preload, bool):
         report.error(("runtime", "preload"), "type", "must be true or false", preload)
         return None
-    return RuntimeSpec(language, entrypoint, export, environment, preload, _guarantees(report, table))
+    image = report.text(table, ("runtime", "image")) or ""
+    if image and not is_by_digest(image):
+        report.error(("runtime", "image"), "image", RULE, image)
+    return RuntimeSpec(language, entrypoint, export, environment, preload, _guarantees(report, table), image)
 
 
 def _guarantees(report: Report, table: Mapping[str, Any]) -> frozenset[str]:

@@ -35,7 +35,8 @@ class RuntimeSpec:
     """The table ``[runtime]``.
 
     ``entrypoint`` is relative to the skill's root, ``export`` a function in it. ``preload``: packages may be imported
-    ahead of its runs. ``guarantees`` are those, and walls, that its runs must have.
+    ahead of its runs. ``guarantees`` are those, and walls, that its runs must have. ``image`` names by digest the image
+    that its sandboxes are made of; empty for the backend's own.
     """
 
     language: str
@@ -44,6 +45,7 @@ class RuntimeSpec:
     environment: str = "base"
     preload: bool = True
     guarantees: frozenset[str] = frozenset()
+    image: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,7 @@ COMMAND_PARAMS: dict[str, Schema] = {
     "network": NETWORK,
     "limits": described(LIMITS, "what it may use beside timeout_sec; above the maximum is refused"),
     "isolation": COMMON["isolation"],
+    "image": COMMON["image"],
     "idempotency_key": COMMON["idempotency_key"],
     "labels": COMMON["labels"],
     "agent": described(STRING, "the agent that it belongs to; the token's own when left out", maxLength=64),

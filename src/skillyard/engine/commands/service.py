@@ -17,7 +17,7 @@ from skillyard.engine.blobs.service import agents_blob
 from skillyard.engine.commands.ending import NO_CODE
 from skillyard.engine.commands.output import STDERR, STDOUT
 from skillyard.engine.commands.tails import Tail, tails_of
-from skillyard.engine.runs.request import RunRequest
+from skillyard.engine.runs.request import RunRequest, asked_image
 from skillyard.engine.runs.service import RunService
 from skillyard.engine.sessions.service import SessionService
 from skillyard.ports.blobs import BlobStore
@@ -85,6 +85,7 @@ class CommandService:
             input_blobs=tuple(dict.fromkeys(one.blob_id for one in command.inputs)),
             limits={**limits, "timeout_ms": self._timeout_ms(asked_s, limits, task=task)},
             isolation=params.get("isolation"),
+            image=asked_image(params),
             network=None if params.get("network") is None else parse_rules(params["network"]),
             idempotency_key=params.get("idempotency_key"),
             labels=check_labels(params["labels"]) if params.get("labels") else {},

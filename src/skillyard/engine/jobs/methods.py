@@ -84,7 +84,7 @@ _STEP = obj(
 )
 _OF_COMMANDS = (
     "skill_name", "workdir", "env", "session_id", "version", "language", "network", "limits", "isolation",
-    "idempotency_key", "agent",
+    "image", "idempotency_key", "agent",
 )  # fmt: skip
 
 STEP = shape(

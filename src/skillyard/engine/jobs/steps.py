@@ -20,7 +20,7 @@ OF_STEP = "step:"
 """Begins an artifact id that names a file of an earlier step: ``step:NAME/FILENAME``."""
 MOST_BYTES = 4 * MOST_TEXT
 """Bytes of all steps together, as they are stored."""
-_SHARED = ("skill_name", "version", "network", "limits", "isolation", "agent", "session_id")
+_SHARED = ("skill_name", "version", "network", "limits", "isolation", "image", "agent", "session_id")
 _OWN = ("command", "inputs", "outputs", "timeout_sec", "max_attempts")
 
 _encode = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False).encode

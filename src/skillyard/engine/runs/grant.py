@@ -130,8 +130,9 @@ class Granter:
         guest = _guest(plan, prefix, env, frames, view="workspace" not in self._closed)
         if self._variables:
             guest["env"] = {**self._variables, **env}
-        spec = make_spec(plan.offer.demand, plan.limits, ref, mounts, group, plan.principal.name, self._closed)
-        command = plan.request.command
+        command, tenant = plan.request.command, plan.principal.name
+        made_for = "python" if command is None else command.language, plan.image
+        spec = make_spec(plan.offer.demand, plan.limits, ref, mounts, group, tenant, self._closed, *made_for)
         if command is not None and command.service is not None and command.service.ports:
             spec = replace(spec, forwarding=True)
         return Grant(
@@ -157,7 +158,9 @@ class Granter:
         group = plan.principal.name if self._rules.policy.separate_principals else ""
         modules = consented(plan, environment, self._environments.definitions[plan.environment], named=named)
         ref, _ = self._ahead.chosen(plan.offer.backend, environment.ref, modules, group)
-        spec = make_spec(plan.offer.demand, plan.limits, ref, (), group, plan.principal.name, self._closed)
+        command, tenant = plan.request.command, plan.principal.name
+        made_for = "python" if command is None else command.language, plan.image
+        spec = make_spec(plan.offer.demand, plan.limits, ref, (), group, tenant, self._closed, *made_for)
         await plan.offer.backend.prepare(spec)
         return environment
 

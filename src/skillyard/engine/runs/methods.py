@@ -101,6 +101,7 @@ COMMON: dict[str, Schema] = {
         STRING, "a repeated call with the same key gets the first run", pattern=r"^[\x21-\x7e]{1,128}$"
     ),
     "isolation": described(STRING, "the boundary to run behind; one that policy offers"),
+    "image": described(STRING, "the image of the sandbox, by digest; one that policy admits", maxLength=512),
     "network": NETWORK,
     "detach": described(BOOLEAN, "answers at once; the run outlives its caller and the server", default=False),
     "labels": LABELS,

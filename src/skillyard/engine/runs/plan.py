@@ -54,6 +54,8 @@ class Plan:
     limits: Limits
     environment: str
     offer: Offer
+    image: str = ""
+    """The image that the request or its skills name; empty for the backend's own."""
     skill: Skill | None = None
     of: Skill | None = None
     """The skill that the run is of: the executed one, or that of a command."""
@@ -112,7 +114,8 @@ class Planner:
             principal, family, isolation = self._profiled(principal, request, family)
         named = request.skill is not None or request.mount_skills
         of, skills, trust = await self._find_skills(principal, request) if named else (None, (), UNMOUNTED)
-        offer = await self._offer(isolation, skills, trust)
+        image = _image(request, skills)
+        offer = await self._offer(isolation, skills, trust, image)
         if request.command is not None and request.command.service is not None:
             if request.command.service.ports:
                 offer.probe.demand("forwarding")
@@ -136,6 +139,7 @@ class Planner:
             limits=_limits(family, request, of, trust),
             environment=_environment(request, skill, skills),
             offer=offer,
+            image=image,
             skill=skill,
             of=of,
             skills=skills,
@@ -153,7 +157,7 @@ class Planner:
         if principal.profile is not None:
             principal, family, isolation = self._profiled(principal, request, family)
         skills = await self._skills.mounted(principal, skill, ())
-        trust = await self._skills.standings.of(skills)
+        trust, image = await self._skills.standings.of(skills), _image(request, skills)
         return Plan(
             run_id="",
             principal=principal,
@@ -162,19 +166,20 @@ class Planner:
             taken_at=self._clock.monotonic(),
             limits=family.defaults,
             environment=_environment(request, None, skills),
-            offer=await self._offer(isolation, skills, trust),
+            offer=await self._offer(isolation, skills, trust, image),
+            image=image,
             skills=skills,
             trust=trust,
         )
 
-    async def _offer(self, asked: str | None, skills: Sequence[Skill], trust: RunTrust) -> Offer:
-        """Returns the backend of a run with these skills.
+    async def _offer(self, asked: str | None, skills: Sequence[Skill], trust: RunTrust, image: str) -> Offer:
+        """Returns the backend of a run with these skills and this image.
 
         Raises InvalidInput, ProtectionMissing, SandboxFault.
         """
         named = [(skill.name, skill.version, trust.standings[skill.name].approved) for skill in skills]
         theirs = [skill.runtime.guarantees for skill in skills if skill.runtime is not None]
-        return await self._backends.choose(asked, named, frozenset().union(*theirs))
+        return await self._backends.choose(asked, named, frozenset().union(*theirs), image)
 
     def _profiled(
         self, principal: Principal, request: RunRequest, family: LimitFamily
@@ -269,3 +274,14 @@ def _environment(request: RunRequest, skill: Skill | None, skills: Iterable[Skil
         needs = ", ".join(f"'{name}' needs {environment}" for environment, name in sorted(wanted.items()))
         raise InvalidInput("environment", f"the mounted skills do not agree: {needs}; name one")
     return next(iter(wanted), DEFAULT_ENVIRONMENT)
+
+
+def _image(request: RunRequest, skills: Iterable[Skill]) -> str:
+    """Returns the image that the request and its skills name; empty for none. Raises InvalidInput for two."""
+    wanted = {s.runtime.image: f"'{s.name}' needs" for s in skills if s.runtime is not None and s.runtime.image}
+    if request.image is not None:
+        wanted.setdefault(request.image, "the request names")
+    if len(wanted) > 1:
+        needs = ", ".join(f"{needer} {image}" for image, needer in sorted(wanted.items()))
+        raise InvalidInput("image", f"must be one: {needs}")
+    return next(iter(wanted), "")

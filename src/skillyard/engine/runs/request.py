@@ -11,6 +11,7 @@ from typing import Any
 from skillyard.domain.errors import InvalidInput, UnsupportedLanguage, shape, shown
 from skillyard.domain.network.policy import parse_rules
 from skillyard.domain.network.rule import Rule
+from skillyard.domain.sandbox.image import check_image
 from skillyard.domain.work.command import VIEW, Command
 from skillyard.domain.work.command import from_stored as stored_command
 from skillyard.domain.work.labels import check_labels
@@ -49,6 +50,8 @@ class RunRequest:
     environment: str | None = None
     packages: tuple[str, ...] = ()
     isolation: str | None = None
+    image: str | None = None
+    """The image that it asks for, by digest; None for the one of its skills or of the backend."""
     network: tuple[Rule, ...] | None = None
     idempotency_key: str | None = None
     detach: bool = False
@@ -98,6 +101,7 @@ class RunRequest:
             *([] if self.command is None else [self._command()]),
             *([] if self.session is None else [{"session": self.session}]),
             *([{"restart": True}] if self.restart else []),
+            *([] if self.image is None else [{"image": self.image}]),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -113,7 +117,9 @@ class RunRequest:
         rules = None if self.network is None else [rule.text for rule in self.network]
         command = {} if self.command is None else {"command": self.command.stored(), "agent": self.agent}
         session = {} if self.session is None else {"session": self.session, "life": self.life}
-        return {**plain, "kind": self.kind.value, "network": rules, "labels": dict(self.labels), **command, **session}
+        image = {} if self.image is None else {"image": self.image}
+        labels = dict(self.labels)
+        return {**plain, "kind": self.kind.value, "network": rules, "labels": labels, **command, **session, **image}
 
     def _entrypoint(self) -> str | list[str] | None:
         """Versions before had ``main`` as the default, and a call is repeated across an upgrade."""
@@ -154,6 +160,7 @@ def from_stored(stored: Mapping[str, Any]) -> RunRequest:
         agent=stored.get("agent", ""),
         session=stored.get("session"),
         life=stored.get("life", ""),
+        image=stored.get("image"),
         **plain,
     )
 
@@ -179,11 +186,18 @@ def from_params(kind: RunKind, params: Mapping[str, Any]) -> RunRequest:
         environment=params.get("environment"),
         packages=asked_packages(params, code),
         isolation=params.get("isolation"),
+        image=asked_image(params),
         network=None if params.get("network") is None else parse_rules(params["network"]),
         idempotency_key=params.get("idempotency_key"),
         detach=bool(params.get("detach")),
         labels=check_labels(params["labels"]) if params.get("labels") else {},
     )
+
+
+def asked_image(params: Mapping[str, Any]) -> str | None:
+    """Returns the image that parameters name. Raises InvalidInput for one that is not named by digest."""
+    image = params.get("image")
+    return None if image is None else check_image("image", image)
 
 
 def _check_language(language: str) -> None:

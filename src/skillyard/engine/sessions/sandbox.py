@@ -29,7 +29,7 @@ from skillyard.domain.sandbox.spec import (
 )
 from skillyard.domain.work.record import Ending, Outcome
 from skillyard.engine.backends import Offer
-from skillyard.ports.sandbox import Sandbox
+from skillyard.ports.sandbox import Imaged, Sandbox
 
 WORKSPACE = "/workspace"
 INPUTS = "/tmp/blobs"  # noqa: S108 - inside a sandbox
@@ -51,12 +51,13 @@ def fit_of(offer: Offer, spec: SandboxSpec) -> str:
 
     The ports of its network and its time limit do not count.
     """
-    environment, limits = spec.environment, spec.limits
+    environment, limits, backend = spec.environment, spec.limits, offer.backend
+    image = backend.image_of(spec) if isinstance(backend, Imaged) else spec.image
     told = [
         offer.name,
         [environment.name, environment.digest, environment.preload],
         sorted([mount.target, _named(mount), *mount.aliases] for mount in spec.mounts),
-        [spec.group, spec.image, spec.resource_class, spec.forwarding],
+        [spec.group, image, spec.resource_class, spec.forwarding],
         spec.read_only,
         [sorted(spec.kernel_only), sorted(spec.allow_degraded)],
         [*astuple(replace(limits, timeout_ms=1000))],

@@ -17,13 +17,14 @@ from skillyard.domain.work.limits import Limits
 from skillyard.engine.packages.asked import required_name
 from skillyard.engine.skills.standings import packages_allowed
 
-NETWORK, SECRET, LIMIT, REQUIRES, PACKAGE, ENVIRONMENT = (
+NETWORK, SECRET, LIMIT, REQUIRES, PACKAGE, ENVIRONMENT, IMAGE = (
     "network",
     "secret",
     "limit",
     "requires",
     "package",
     "environment",
+    "image",
 )
 IN_PART = "in part"
 _UNCONSENTED = Left(Extent.NONE, "the operator has not consented to every host (network.open)")
@@ -49,12 +50,16 @@ def declares(skill: Skill) -> bool:
     """Returns whether a skill asks for anything at all."""
     needs = skill.needs
     return bool(
-        needs.network or needs.secrets or needs.limits or needs.requires or needs.dependencies
+        needs.network or needs.secrets or needs.limits or needs.requires or needs.dependencies or image_of(skill)
     ) or environment_of(skill) not in ("", _USUAL)
 
 
 def environment_of(skill: Skill) -> str:
     return skill.runtime.environment if skill.runtime else ""
+
+
+def image_of(skill: Skill) -> str:
+    return skill.runtime.image if skill.runtime else ""
 
 
 def network_rows(skill: Skill, others: Sequence[Layer], consent: bool, against: str = "") -> Iterable[Row]:
@@ -132,6 +137,11 @@ def environment_rows(skill: Skill, used: str, against: str = "") -> Iterable[Row
         yield Row(ENVIRONMENT, asked, why=against)
     else:
         yield Row(ENVIRONMENT, asked, used, "" if used == asked else "the request names it")
+
+
+def image_rows(skill: Skill, used: str, against: str = "") -> Iterable[Row]:
+    if asked := image_of(skill):
+        yield Row(IMAGE, asked, "" if against else used, against)
 
 
 def _cut(text: str, longest: int) -> str:

@@ -99,6 +99,7 @@ def _rows(rules: Rules, plan: Plan, given: Given, skill: Skill) -> Iterable[Row]
     standing = plan.trust.standings[skill.name]
     yield from need_rows.package_rows(skill, standing, rules.packages, given.installed, refused)
     yield from need_rows.environment_rows(skill, plan.environment, refused)
+    yield from need_rows.image_rows(skill, plan.image, refused)
 
 
 def _against_network(rules: Rules, plan: Plan, given: Given, skill: Skill) -> str:

@@ -17,10 +17,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from skillyard.config.backends import OciSettings
 from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SandboxGone, SkillyardError, shown
 from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
+from skillyard.domain.sandbox.image import check_image
 from skillyard.domain.sandbox.spec import Argv, Held, Owner, SandboxSpec, Stream
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Usage
@@ -61,7 +63,7 @@ class OciBackend:
         self._creating: dict[str, asyncio.Lock] = {}
         self._probing = asyncio.Lock()
         self._probe: Probe | None = None
-        self._images: dict[str, tuple[Image, Mapping[str, Any]]] = {}
+        self._images: dict[str, tuple[Image, Mapping[str, Any], Probe]] = {}
         self._content = ContentCache(state / "content", self.survey)
         self._processors = 1
 
@@ -88,19 +90,27 @@ class OciBackend:
         try:
             facts |= await self._facts()
             image = await self._image(self._settings.image)
+            facts |= {"image_id": image.id}
+            for language, name in sorted(self._settings.images.items()):
+                facts[f"image_{language}"] = f"{name} {(await self._image(name)).id}"
         except BackendAway as away:
             return absent(away.message, facts, _SOCKET_MEND, away=True)
         except SkillyardError as error:
             return absent(error.message, facts, _IMAGE_MEND)
-        spec = SandboxSpec(limits=Limits(memory_mb=64, cpus=0.5, pids=32, disk_mb=16, timeout_ms=20_000))
         try:
-            seen = await self._seen(image, spec)
+            return (await self._known(image, facts))[2]
         except BackendAway as away:
             return absent(away.message, facts, _SOCKET_MEND, away=True)
         except SkillyardError as error:
             return absent(error.message, facts)
-        self._images[image.id] = (image, seen)
-        return judge(seen, spec, self._processors, facts)
+
+    async def _known(self, image: Image, facts: Mapping[str, str]) -> tuple[Image, Mapping[str, Any], Probe]:
+        """Returns an image with what is in force in its containers. Raises SkillyardError."""
+        if image.id not in self._images:
+            spec = SandboxSpec(limits=Limits(memory_mb=64, cpus=0.5, pids=32, disk_mb=16, timeout_ms=20_000))
+            seen = await self._seen(image, spec)
+            self._images[image.id] = image, seen, judge(seen, spec, self._processors, facts)
+        return self._images[image.id]
 
     async def _facts(self) -> dict[str, str]:
         version, info = await self._engine.version(), await self._engine.call("GET", "/info")
@@ -137,14 +147,19 @@ class OciBackend:
     async def _image(self, name: str) -> Image:
         """Returns an image that the engine has; none is ever pulled. Raises InvalidInput, BackendAway."""
         try:
-            told = await self._engine.call("GET", f"/images/{name}/json")
+            told = await self._engine.call("GET", f"/images/{quote(name)}/json")
         except EngineRefused as refused:
             raise InvalidInput("image", f"the engine has none of that name ({refused.message})", shown(name)) from None
-        words = (word.partition("=") for word in (told.get("Config") or {}).get("Env") or ())
+        config = told.get("Config") or {}
+        if volumes := config.get("Volumes"):
+            rule = "must declare no volumes, which runs could fill; build it without them"
+            raise InvalidInput("image", rule, shown(", ".join(volumes)))
+        words = (word.partition("=") for word in config.get("Env") or ())
         architecture = ARCHITECTURES.get(str(told.get("Architecture")))
         if architecture is None:
             raise InvalidInput("image", "must be for x86_64 or aarch64", shown(told.get("Architecture")))
-        return Image(str(told["Id"]), {key: value for key, _, value in words}, architecture)
+        id = str(told["Id"])
+        return Image(f"sha256:{id.removeprefix('sha256:')}", {key: value for key, _, value in words}, architecture)
 
     # the life of a sandbox
 
@@ -156,32 +171,37 @@ class OciBackend:
         spec.refuse_names(self.name, "image")
         if spec.egress is not None:
             probe.demand("egress")
-        if spec.image and spec.image not in (self._settings.image, *self._settings.images):
-            raise InvalidInput("image", "must be one of oci.images", shown(spec.image))
+        name = self.image_of(spec)
+        if name not in (self._settings.image, *self._settings.images.values()):
+            check_image("image", name)
         async with self._creating.setdefault(key, asyncio.Lock()):
             try:
                 if (handle := await self._found(key)) is not None:
                     return await self.attach(handle)
-                image, packages = await self._fit(spec)
+                image, packages, enforced = await self._fit(name, spec)
                 async with self._content.placed(spec, key) as placed:
-                    return await self._make(placed, key, image, packages, probe.enforced())
+                    return await self._make(placed, key, image, packages, enforced)
             finally:
                 self._creating.pop(key, None)
 
-    async def _fit(self, spec: SandboxSpec) -> tuple[Image, str]:
-        """Returns the image of a spec and the directory of its packages. Raises InvalidInput, SandboxFault."""
-        image = await self._image(spec.image or self._settings.image)
-        if image.id not in self._images:
-            self._images[image.id] = (image, await self._seen(image, SandboxSpec()))
-        _, seen = self._images[image.id]
+    def image_of(self, spec: SandboxSpec) -> str:
+        return spec.image or self._settings.image_for(spec.language)
+
+    async def _fit(self, name: str, spec: SandboxSpec) -> tuple[Image, str, Mapping[str, str]]:
+        """Returns the image of a spec, the place of its packages, and its walls.
+
+        Raises InvalidInput, ProtectionMissing, SandboxFault.
+        """
+        image, seen, probe = await self._known(await self._image(name), {})
+        Demand(spec.kernel_only, spec.allow_degraded).check(probe.protections)
         if spec.environment.packages is None:
-            return image, ""
+            return image, "", probe.enforced()
         ours = [*sys.version_info[:2]]
         if seen["python"] != ours or seen["machine"] != os.uname().machine:
             has, want = ".".join(map(str, seen["python"])), ".".join(map(str, ours))
             rule = f"its packages are for Python {want} on {os.uname().machine}, and the image has {has} on "
             raise InvalidInput("environment", f"{rule}{seen['machine']}; use an image with Python {want}")
-        return image, str(seen["packages"][0])
+        return image, str(seen["packages"][0]), probe.enforced()
 
     async def _found(self, key: str) -> str | None:
         """Returns the handle of the live container of ``key``; one that is not live is removed."""
@@ -213,7 +233,7 @@ class OciBackend:
             made = await self._engine.call("POST", "/containers/create", order, name=name)
             handle = str(made["Id"])
             await self._engine.call("POST", f"/containers/{handle}/start")
-            return await self._attached(handle, spec.owner, spec.limits.timeout_ms, secret, enforced)
+            return await self._attached(handle, spec.owner, spec.limits.timeout_ms, secret, enforced, image.id)
         except BaseException:
             await asyncio.shield(self._remove(name))
             raise
@@ -228,14 +248,15 @@ class OciBackend:
         variables = dict(word.partition("=")[::2] for word in told["Config"]["Env"])
         secret = json.loads(variables[_SECRET_OF])["key"]
         owner, enforced = Owner(labels[_LENT_AS]), json.loads(labels[_ENFORCED])
-        return await self._attached(handle, owner, int(labels[_TIMEOUT]), secret, enforced)
+        image = f"sha256:{str(told['Image']).removeprefix('sha256:')}"
+        return await self._attached(handle, owner, int(labels[_TIMEOUT]), secret, enforced, image)
 
     async def _attached(
-        self, handle: str, owner: Owner, timeout_ms: int, secret: str, enforced: Mapping[str, str]
+        self, handle: str, owner: Owner, timeout_ms: int, secret: str, enforced: Mapping[str, str], image: str
     ) -> AgentSandbox:
         lease_s = container.LEASE_S if owner is Owner.RUN else None
         reach = Reach(self._opener(handle), bytes.fromhex(secret))
-        sandbox = AgentSandbox(reach, handle, enforced, timeout_ms=timeout_ms, lease_s=lease_s)
+        sandbox = AgentSandbox(reach, handle, enforced, timeout_ms=timeout_ms, lease_s=lease_s, image=image)
         try:
             await sandbox.connect()
         except BaseException:

@@ -94,11 +94,17 @@ def body(
         "limits": resources(spec.limits),
         "filters": calls.exact(image.architecture),
     }
+    path = environment(image)["PATH"]
     return {
         "Image": image.id,
         "Entrypoint": [*AGENT, "listen", SOCKET],
         "Cmd": [],
-        "Env": [f"PATH={environment(image)['PATH']}", f"{VARIABLE}={json.dumps(agent)}"],
+        # A variable of the image, such as LD_PRELOAD, would steer the agent: all are emptied.
+        "Env": [
+            *(f"{name}=" for name in image.variables if name != "PATH"),
+            f"PATH={path}",
+            f"{VARIABLE}={json.dumps(agent)}",
+        ],
         "User": around.user,
         "WorkingDir": "/",
         "Hostname": HOSTNAME,

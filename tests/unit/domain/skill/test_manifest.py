@@ -370,3 +370,18 @@ def test_any_document_gives_a_manifest_or_an_error(changes: dict[str, Any]) -> N
     assert (manifest is None) == any(problem.level == "error" for problem in problems)
     if manifest is not None:
         json.dumps(manifest.data, allow_nan=False)
+
+
+@pytest.mark.parametrize("image", [f"sha256:{'a' * 64}", f"reg.test:5000/team/py@sha256:{'0' * 64}"])
+def test_an_image_is_named_by_digest(image: str) -> None:
+    manifest, problems = check({"runtime": {**ACTION["runtime"], "image": image}})
+    assert manifest is not None
+    assert manifest.runtime is not None
+    assert (manifest.runtime.image, problems) == (image, [])
+
+
+@pytest.mark.parametrize(
+    "image", ["python:3.11", "sha256:1", f"sha256:{'A' * 64}", f"x/../y@sha256:{'0' * 64}", "@sha256"]
+)
+def test_an_image_by_name_is_refused(image: str) -> None:
+    assert rules({"runtime": {**ACTION["runtime"], "image": image}}) == [("runtime.image", "image")]

@@ -59,6 +59,7 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
         help="memory_mb, cpus, pids or disk_mb. May repeat.",
     ),
     isolation_option("The boundary to run behind, where policy offers a choice."),
+    click.option("--image", metavar="DIGEST", help="The image of the sandbox, by digest, where policy admits it."),
     network_option("Narrow what the run may reach, as api.x.com:443; none for no network. May repeat."),
     label_option("A label that `skillyard runs list` finds the run by. May repeat."),
     click.option("--detach", is_flag=True, help="Print the run's id at once; it goes on without this command."),
@@ -85,6 +86,7 @@ def perform(
     timeout: float | None,
     limits: tuple[str, ...],
     isolation: str | None,
+    image: str | None,
     network: tuple[str, ...],
     labels: dict[str, str],
     detach: bool,
@@ -107,6 +109,8 @@ def perform(
         params["limits"] = parse_limits(limits)
     if isolation is not None:
         params["isolation"] = isolation
+    if image is not None:
+        params["image"] = image
     if network:
         params["network"] = parse_network(network)
     if labels:

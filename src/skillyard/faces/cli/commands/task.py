@@ -52,6 +52,7 @@ _files = {
 @click.option("--save", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help=_files["--save"])
 @click.option("--limit", "limits", metavar="NAME=NUMBER", multiple=True, help="memory_mb, cpus, pids or disk_mb.")
 @isolation_option("The boundary to run behind, where policy offers a choice.")
+@click.option("--image", metavar="DIGEST", help="The image of the sandbox, by digest, where policy admits it.")
 @network_option("Narrow what it may reach, as api.x.com:443; none for no network. May repeat.")
 @label_option("A label that `skillyard runs list` finds it by. May repeat.")
 @agent_option
@@ -89,6 +90,7 @@ def sh(
     save: Path | None,
     limits: tuple[str, ...],
     isolation: str | None,
+    image: str | None,
     network: tuple[str, ...],
     labels: dict[str, str],
     agent: str | None,
@@ -131,6 +133,7 @@ def sh(
         "outputs": [{"path": path} for path in outputs],
         "limits": parse_limits(limits),
         "isolation": isolation,
+        "image": image,
         "labels": labels,
         "agent": agent,
         "expose_ports": list(expose),
