@@ -37,6 +37,7 @@ has the user of its programs and is not the first process. Unix sockets are refu
 """
 WHOLE = ("walls",)
 _SHORT = """
+lifecycle-create_at_once_with_one_key_makes_one
 endings-signal_is_told endings-kill_ends_the_whole_tree endings-usage_is_told
 mounts-mounts_cannot_be_changed
 content-opened_tree_is_shown content-packages_can_be_imported

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from skillyard.config.backends import NativeSettings
 from skillyard.config.srt import SrtSettings
@@ -48,7 +49,8 @@ class SrtBackend:
         self._uids = (native.uid_base + native.uid_count, native.uid_count)
         self._tools: tools.Tools | None = None
         self._open: dict[str, AgentSandbox] = {}
-        self._creating = asyncio.Lock()
+        self._creating: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._naming = asyncio.Lock()
         self._destroying: dict[str, asyncio.Task[Usage]] = {}
         self._probing = asyncio.Lock()
         self._probe: Probe | None = None
@@ -96,12 +98,12 @@ class SrtBackend:
         spec.refuse_names(self.name)
         if spec.egress is not None:
             probe.demand("egress")
-        async with self._creating:
+        async with self._creating.setdefault(key, asyncio.Lock()):
             for handle, state in run.states(self._root).items():
                 if state["key"] == key and handle not in self._destroying:
                     return await self.attach(handle)
-        async with self._content.placed(spec, key) as placed:
-            return await self._make(placed, key, probe.enforced())
+            async with self._content.placed(spec, key) as placed:
+                return await self._make(placed, key, probe.enforced())
 
     async def _make(self, spec: SandboxSpec, key: str, enforced: dict[str, str]) -> AgentSandbox:
         handle = f"{run.PREFIX}{secrets.token_hex(8)}"
@@ -111,7 +113,7 @@ class SrtBackend:
         state |= {"began": time.clock_gettime(time.CLOCK_BOOTTIME), "timeout_ms": spec.limits.timeout_ms}
         state |= {"secret": secrets.token_hex(32), "pid": 0, "started": run.NOT_STARTED, "uid": None}
         try:
-            async with self._creating:
+            async with self._naming:
                 run.claim(self._root)
                 if os.geteuid() == 0:
                     held = (one["uid"] for one in run.states(self._root).values())
