@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import TypeVar
@@ -25,10 +26,17 @@ from skillyard.server_process import ServerFailed, ServerProcess
 T = TypeVar("T")
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @bench_options
+@click.pass_context
 def bench(
-    quick: bool, ready: int | None, output: Path | None, profile: bool, against: Path | None, as_json: bool
+    context: click.Context,
+    quick: bool,
+    ready: int | None,
+    output: Path | None,
+    profile: bool,
+    against: Path | None,
+    as_json: bool,
 ) -> None:
     """Measure what the project promises of itself, beside others that do the same job.
 
@@ -36,7 +44,11 @@ def bench(
     and connections through the gate, a catalogue of many skills, schemas that do not end, shell commands
     and tasks, ports of services, and the start of commands.
     All is held against the project's budget. Works in a directory of its own.
+
+    `backends` compares the isolations instead.
     """
+    if context.invoked_subcommand is not None:
+        return
 
     async def work(home: Path, say: Say) -> WholeReport:
         return await _measure(home, Plan.of(quick=quick, ready=ready), say, quick=quick)
@@ -96,5 +108,9 @@ def _commands(data_dir: Path, times: int) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["backends"]:  # it starts what tests start, and nothing else of it is needed without pytest
+        from bench.backends.command import backends
+
+        bench.add_command(backends)
     with reported():
         bench(standalone_mode=False)

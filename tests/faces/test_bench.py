@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from bench.backends.components import COMPONENTS
+from bench.backends.page import BEGIN, END, tables
+from skillyard.sandbox.registry import BACKENDS
 
 PROJECT = Path(__file__).parents[2]
 
@@ -163,3 +168,32 @@ def test_who_is_absent_is_named_with_a_reason(report: dict[str, Any]) -> None:
         assert one["reason"]
         assert one["id"] not in measured or one["reason"].startswith("gave up")
     assert {"bubblewrap", "sandlock", "srt", "docker"} <= measured | {one["id"] for one in report["skipped"]}
+
+
+def test_backends_are_compared(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nearlier\n{END}\nafter\n")
+    command = [sys.executable, "-m", "bench", "backends", "--quick", "--only", "native", "--part", "programs"]
+    command += ["--part", "cost", "--results", str(tmp_path / "results"), "--page", str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=440, cwd=PROJECT)
+    assert done.returncode == 0, done.stderr
+    before, between, after = re.split(f"{re.escape(BEGIN)}|{re.escape(END)}", page.read_text())
+    assert (before, after) == ("before\n", "\nafter\n")
+    assert "earlier" not in between
+    rows = [line.split(" | ") for line in between.splitlines() if line.startswith("| `native`")]
+    assert len(rows) == 2
+    assert rows[0][-1] == "3 of 3 |"
+    assert rows[1][2] == "1.0", "of native, native costs once"
+    found = json.loads((tmp_path / "results" / "native.json").read_text())
+    assert found["cost"]["seconds"]["session"]["ours"] > 0
+    assert found["host"]["processors"] >= 1
+
+
+def test_each_backend_has_a_component() -> None:
+    assert COMPONENTS.keys() == BACKENDS.keys()
+
+
+def test_a_component_that_is_lacking_is_named_in_the_table() -> None:
+    text = tables({"srt": {"lacking": "srt is not installed"}}, ["srt"])
+    assert "| `srt` | srt is not installed |" in text
+    assert "of native" in text

@@ -1,0 +1,1 @@
+"""The table of backends: ``python -m bench backends``."""

@@ -1,0 +1,224 @@
+"""The components that backends are made of, used bare: one program in a sandbox, and three in one that is kept."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from skillyard.bench.installations import printed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from skillyard.config.backends import OpenSandboxSettings
+
+TTL_S = 300
+
+
+class Bare(Protocol):
+    """A component as its users use it."""
+
+    @property
+    def title(self) -> str:
+        """Returns the call, as markdown."""
+        ...
+
+    def once(self, command: Sequence[str]) -> str:
+        """Returns the output of a command in a sandbox that is made for it and ended after it."""
+        ...
+
+    def session(self, commands: Sequence[Sequence[str]]) -> None:
+        """Runs commands one after another in one sandbox, where the component has such."""
+        ...
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A component that starts one command in a sandbox, as often as it is called."""
+
+    title: str
+    wrap: Callable[[Sequence[str]], Sequence[str]]
+
+    def once(self, command: Sequence[str]) -> str:
+        return printed(self.wrap(command))
+
+    def session(self, commands: Sequence[Sequence[str]]) -> None:
+        for command in commands:
+            self.once(command)
+
+
+def bubblewrap(python: Sequence[str]) -> Wrapped:
+    """Returns bubblewrap over the system's directories and those that ``python`` needs."""
+    shown = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives", *python)
+    binds = [word for path in shown if Path(path).exists() for word in ("--ro-bind", path, path)]
+    given = ["bwrap", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL", "--clearenv"]
+    given += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", *binds, "--"]
+    return Wrapped("`bwrap --unshare-all`", lambda command: [*given, *command])
+
+
+def srt(program: str, settings: Path) -> Wrapped:
+    """Returns srt with settings that allow nothing, which are written to the file ``settings``."""
+    network: dict[str, list[str]] = {"allowedDomains": [], "deniedDomains": []}
+    filesystem: dict[str, list[str]] = {"denyRead": [], "allowWrite": [], "denyWrite": []}
+    settings.write_text(json.dumps({"network": network, "filesystem": filesystem}))
+    return Wrapped("`srt -c`", lambda command: [program, "--settings", str(settings), "-c", shlex.join(command)])
+
+
+@dataclass(frozen=True)
+class DockerRun:
+    """The command line ``docker`` with the limits that our containers have."""
+
+    host: str
+    image: str
+    title: str = "`docker run`"
+
+    def once(self, command: Sequence[str]) -> str:
+        return printed([*self._docker("run", "--rm"), *self._limits(), self.image, *command])
+
+    def session(self, commands: Sequence[Sequence[str]]) -> None:
+        name = printed([*self._docker("run", "-d"), *self._limits(), self.image, "sleep", str(TTL_S)]).strip()
+        try:
+            for command in commands:
+                printed([*self._docker("exec", name), *command])
+        finally:
+            printed(self._docker("rm", "-f", name))
+
+    def _docker(self, *words: str) -> list[str]:
+        return ["docker", "-H", self.host, *words]
+
+    @staticmethod
+    def _limits() -> list[str]:
+        return [
+            *("--network", "none", "--read-only", "--memory", "512m", "--pids-limit", "256", "--cpus", "1"),
+            *("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", "65532:65532"),
+            *("--tmpfs", "/tmp:size=64m"),
+        ]
+
+
+@dataclass(frozen=True)
+class RunscRun:
+    """The command line ``runsc`` over this host's file tree, read-only."""
+
+    program: str
+    place: Path
+    title: str = "`runsc run`"
+
+    def once(self, command: Sequence[str]) -> str:
+        name, bundle = self._bundle(command)
+        return printed(self._runsc("run", "--bundle", str(bundle), name))
+
+    def session(self, commands: Sequence[Sequence[str]]) -> None:
+        name, bundle = self._bundle(("sleep", str(TTL_S)))
+        # Its sandbox keeps the descriptors of the command that starts it.
+        nothing = subprocess.DEVNULL
+        started = self._runsc("run", "--detach", "--bundle", str(bundle), name)
+        subprocess.run(started, check=True, timeout=60, stdin=nothing, stdout=nothing, stderr=nothing)
+        try:
+            for command in commands:
+                printed(self._runsc("exec", name, *command))
+        finally:
+            printed(self._runsc("delete", "--force", name))
+
+    def _runsc(self, *words: str) -> list[str]:
+        fixed = ("--network=none", "--platform=systrap", "--ignore-cgroups", "--log=/dev/null")
+        return [self.program, f"--root={self.place}/state", *fixed, *words]
+
+    def _bundle(self, command: Sequence[str]) -> tuple[str, Path]:
+        name = f"bare-{secrets.token_hex(6)}"
+        bundle = self.place / name
+        bundle.mkdir(parents=True)
+        user = {"uid": 65532, "gid": 65532}
+        process = {"args": list(command), "cwd": "/", "env": ["PATH=/usr/bin:/bin"], "user": user}
+        mounts = [{"destination": "/proc", "type": "proc", "source": "proc"}]
+        mounts += [{"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"}]
+        spaces = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")]
+        config = {"ociVersion": "1.0.0", "process": process, "root": {"path": "/", "readonly": True}}
+        (bundle / "config.json").write_text(json.dumps({**config, "mounts": mounts, "linux": {"namespaces": spaces}}))
+        return name, bundle
+
+
+class E2bSdk:
+    """E2B's SDK."""
+
+    title = "E2B's SDK"
+
+    def __init__(self, url: str, key: str) -> None:
+        self._given: dict[str, Any] = {
+            "api_key": key,
+            "api_url": url,
+            "sandbox_url": url,
+            "http_version": "1.1",
+            "timeout": TTL_S,
+        }
+
+    def once(self, command: Sequence[str]) -> str:
+        with self._machine() as machine:
+            return str(machine.commands.run(shlex.join(command)).stdout)
+
+    def session(self, commands: Sequence[Sequence[str]]) -> None:
+        with self._machine() as machine:
+            for command in commands:
+                machine.commands.run(shlex.join(command))
+
+    @contextmanager
+    def _machine(self) -> Iterator[Any]:
+        from e2b import Sandbox
+
+        machine = Sandbox.create("base", allow_internet_access=False, **self._given)
+        try:
+            yield machine
+        finally:
+            machine.kill()
+
+
+class OpenSandboxSdk:
+    """OpenSandbox's SDK."""
+
+    title = "OpenSandbox's SDK"
+
+    def __init__(self, settings: OpenSandboxSettings) -> None:
+        self._settings = settings
+
+    def once(self, command: Sequence[str]) -> str:
+        with self._sandbox() as sandbox:
+            return self._ran(sandbox, command)
+
+    def session(self, commands: Sequence[Sequence[str]]) -> None:
+        with self._sandbox() as sandbox:
+            for command in commands:
+                self._ran(sandbox, command)
+
+    @staticmethod
+    def _ran(sandbox: Any, command: Sequence[str]) -> str:
+        ended = sandbox.commands.run(shlex.join(command))
+        return "".join(str(piece.text) for piece in ended.logs.stdout)
+
+    @contextmanager
+    def _sandbox(self) -> Iterator[Any]:
+        from opensandbox import SandboxSync
+        from opensandbox.config import ConnectionConfigSync
+        from opensandbox.models.sandboxes import NetworkPolicy
+
+        ours = self._settings
+        config = ConnectionConfigSync(
+            domain=ours.domain, protocol=ours.protocol, api_key=ours.key(), disable_metrics=True
+        )
+        sandbox = SandboxSync.create(
+            ours.image,
+            timeout=timedelta(seconds=TTL_S),
+            resource={"cpu": "1000m", "memory": "512Mi"},
+            network_policy=NetworkPolicy(defaultAction="deny", egress=[]),
+            connection_config=config,
+        )
+        try:
+            yield sandbox
+        finally:
+            sandbox.destroy()

@@ -1,0 +1,124 @@
+"""What a backend holds: the conformance suite, the attacks of ``skillyard verify``, and ordinary programs."""
+
+from __future__ import annotations
+
+import runpy
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.backends.components import Component
+from skillyard.domain.errors import SkillyardError
+from skillyard.runtime import Runtime
+from skillyard.sandbox.registry import nature
+from skillyard.testing.attacks.attack import FAILURES, Verdict
+from skillyard.testing.sandbox_suite import CHECKS, Ground, Status, examine
+from skillyard.testing.twin_gate import TwinGate
+from skillyard.verify.battery import Finding, chosen, fight
+from skillyard.verify.families import everything
+from skillyard.verify.home import own_runtime, workplace
+from skillyard.verify.site import Site, at_home
+
+Say = Callable[[str], None]
+_PROGRAMS = Path(__file__).parents[2] / "docs" / "programs.py"
+_SIGN_OF_LIFE = ("lifecycle", "endings")
+"""The sections of the suite, and the families of attacks by their first words, of a quick run."""
+_AT_ONCE = 2
+
+
+async def conformance(name: str, component: Component, home: Path, say: Say, *, quick: bool) -> dict[str, Any]:
+    """Returns counts, and the reasons of all that was not passed.
+
+    ``refused`` are promises that the backend does not make, by the reason of its probe; ``beyond`` are attacks of
+    other walls that its nature does not stop.
+    """
+    gate, again = TwinGate(), home / "again"
+    scratch = home / "scratch"
+    scratch.mkdir(parents=True)
+    backend = component.backend(name, home / "run", gate)
+
+    async def reopen() -> Any:
+        return component.backend(name, again, gate)
+
+    networked = gate if nature(name).network else None
+    options = {"reopen": reopen, "patience": component.patience, "gate": networked, **component.ground}
+    ground = Ground(backend, scratch, (home / "run",), **options)
+    checks = [check for check in CHECKS if not quick or check.section in _SIGN_OF_LIFE]
+    found: dict[str, list[list[str]]] = {"passed": [], "refused": [], "beyond": [], "failed": []}
+    try:
+        for number, check in enumerate(checks, 1):
+            if check.id in component.beyond:
+                found["beyond"].append([check.id, component.beyond[check.id]])
+                continue
+            verdict = await examine(check, ground)
+            if verdict.status is Status.FAILED:  # a busy host misses a bound of time now and then
+                verdict = await examine(check, ground)
+            kind = {Status.PASSED: "passed", Status.SKIPPED: "refused", Status.FAILED: "failed"}[verdict.status]
+            found[kind].append([check.id, " ".join(verdict.reason.split())[:300]])
+            if kind == "failed" or number % 50 == 0:
+                say(f"{name}: {number} of {len(checks)} checks; {check.id} {kind} {found[kind][-1][1]}")
+    finally:
+        await backend.close()
+        await gate.close()
+    counts = {kind: len(rows) for kind, rows in found.items()}
+    return {"counts": counts, **{kind: rows for kind, rows in found.items() if kind != "passed"}}
+
+
+async def battery(name: str, component: Component, say: Say, *, quick: bool) -> dict[str, Any]:
+    """Returns counts by verdict, and the attacks that were not contained.
+
+    Those that say nothing of the backend, by its own list, are counted as ``beyond`` where they are not contained.
+    """
+    attacks = chosen(everything(), ("files",) if quick else ())
+    with workplace() as place:
+        await component.prepare(place / "data")
+        async with own_runtime(component.load(name, place / "data"), place) as runtime:
+            site = Site(runtime, None, runtime)
+            await at_home(site)
+            done: list[Finding] = []
+
+            def said(finding: Finding) -> None:
+                done.append(finding)
+                if finding.judgement.verdict in FAILURES or len(done) % 50 == 0:
+                    say(f"{name}: {len(done)} of {len(attacks)} attacks; {finding.attack.name} {finding.judgement}")
+
+            findings = await fight(site, attacks, at_once=_AT_ONCE, said=said)
+    counts: Counter[str] = Counter()
+    failed = []
+    for finding in findings:
+        beyond = finding.judgement.verdict in FAILURES and finding.attack.name in component.beyond
+        counts["beyond" if beyond else finding.judgement.verdict.value] += 1
+        failed += [] if beyond else [finding]
+    return {
+        "counts": dict(counts),
+        "failed": _told(failed, FAILURES),
+        "not_applicable": _told(findings, {Verdict.NOT_APPLICABLE}),
+    }
+
+
+def _told(findings: Iterable[Finding], verdicts: Iterable[Verdict]) -> list[list[str]]:
+    wanted = set(verdicts)
+    return [
+        [finding.attack.name, finding.judgement.verdict.value, " ".join(finding.judgement.why.split())[:300]]
+        for finding in findings
+        if finding.judgement.verdict in wanted
+    ]
+
+
+async def programs(name: str, component: Component, home: Path, say: Say, *, quick: bool) -> dict[str, Any]:
+    """Runs the programs of docs/programs.md; returns the number of those that gave what that page says, and others."""
+    table: Mapping[str, Any] = runpy.run_path(str(_PROGRAMS), run_name="programs")
+    wanted: Sequence[Any] = table["PROGRAMS"][: 3 if quick else None]
+    await component.prepare(home)
+    others = []
+    async with Runtime(settings=component.load(name, home)) as runtime:
+        for program in wanted:
+            try:
+                gave = table["gave"](await runtime.run_code(program.code, program.args, **program.more))
+            except SkillyardError as error:
+                gave = error.message
+            if gave != program.gives:
+                others.append([program.code.strip().splitlines()[0][:80], program.gives[:200], gave[:300]])
+                say(f"{name}: {others[-1]}")
+    return {"programs": len(wanted), "as_told": len(wanted) - len(others), "others": others}

@@ -1,0 +1,104 @@
+"""The tables of docs/backends.md, from results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+BEGIN, END = "<!-- measured: python -m bench backends writes this part -->", "<!-- the end of what was measured -->"
+ADDED_MS, ADDED_SHARE = 30.0, 0.2
+"""A sandbox may cost so much more than its component used bare, or this share of it."""
+_PARTS = ("sandbox", "run", "session", "runs")
+_MOST_REASONS = 12
+
+
+def tables(results: Mapping[str, Mapping[str, Any]], order: Sequence[str]) -> str:
+    """Returns markdown; ``results`` by backend and part."""
+    shown = [(name, results.get(name, {})) for name in order]
+    return "\n".join([*_held(shown), "", *_costs(shown), "", *_kept_out(shown)]) + "\n"
+
+
+def put(page: Path, text: str) -> None:
+    """Puts the tables between the marks of a page."""
+    before, _, rest = page.read_text("utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", "utf-8")
+
+
+def _held(shown: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
+    suite = "passed | not promised | beyond it | failed"
+    yield f"| isolation | components | suite: {suite} | attacks of `verify` | programs |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    for name, found in shown:
+        if lacking := found.get("lacking"):
+            yield f"| `{name}` | {_cell(lacking)} | | | | | | |"
+            continue
+        versions = ", ".join(f"{what} {which}" for what, which in found.get("versions", {}).items())
+        suite = found.get("conformance", {}).get("counts", {})
+        counts = [str(suite.get(kind, "")) for kind in ("passed", "refused", "beyond", "failed")]
+        yield f"| `{name}` | {_cell(versions)} | {' | '.join(counts)} | {_attacks(found)} | {_programs(found)} |"
+
+
+def _attacks(found: Mapping[str, Any]) -> str:
+    if "failed" in (battery := found.get("battery", {})) or "counts" in battery:
+        return ", ".join(f"{count} {verdict}" for verdict, count in sorted(battery["counts"].items()))
+    return _cell(str(battery.get("error", "")))
+
+
+def _programs(found: Mapping[str, Any]) -> str:
+    part = found.get("programs", {})
+    return f"{part['as_told']} of {part['programs']}" if "programs" in part else _cell(str(part.get("error", "")))
+
+
+def _costs(shown: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
+    measured = [(name, found["cost"]["seconds"], found) for name, found in shown if "seconds" in found.get("cost", {})]
+    sandbox = "sandbox: of native | of bare | it adds"
+    more = " | ".join(f"{part}: of native | of bare" for part in ("run", "session", "100 runs"))
+    yield f"| isolation | used bare | {sandbox} | {more} |"
+    yield f"|{' --- |' * 11}"
+    for name, seconds, found in measured:
+        cells = [f"`{name}`", found.get("bare", "") or "-"]
+        for part in _PARTS:
+            ours, native, bare = (seconds[part].get(who) for who in ("ours", "native", "bare"))
+            cells += [f"{ours / native:.1f}", f"{ours / bare:.2f}" if bare else "-"]
+            if part == "sandbox":
+                cells.append(_added(ours, bare))
+        yield f"| {' | '.join(cells)} |"
+
+
+def _added(ours: float, bare: float | None) -> str:
+    if not bare:
+        return "-"
+    added = (ours - bare) * 1000
+    met = added <= max(ADDED_MS, ADDED_SHARE * bare * 1000)
+    return f"{added:+.0f} ms{'' if met else ' (above)'}"
+
+
+def _kept_out(shown: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
+    """Yields the reasons of all that was not passed, those that share one together."""
+    for name, found in shown:
+        rows: list[tuple[str, str]] = []
+        for title, kind in (("Not promised", "refused"), ("Beyond it", "beyond"), ("Failed", "failed")):
+            grouped: dict[str, list[str]] = {}
+            for check, why in found.get("conformance", {}).get(kind, []):
+                grouped.setdefault(why, []).append(check)
+            ordered = sorted(grouped.items(), key=lambda one: -len(one[1]))
+            rows += [(f"{title}: {_few(checks)}", why) for why, checks in ordered]
+        for attack, verdict, why in found.get("battery", {}).get("failed", []):
+            rows.append((f"`verify`: {attack}", f"{verdict}: {why}"))
+        for code, _, gave in found.get("programs", {}).get("others", []):
+            rows.append((f"program `{code}`", f"gave {gave}"))
+        if rows:
+            yield f"\n### {name}\n"
+            yield "| what | why |\n| --- | --- |"
+            yield from (f"| {_cell(what)} | {_cell(why)} |" for what, why in rows)
+
+
+def _few(checks: Sequence[str]) -> str:
+    more = f" and {len(checks) - _MOST_REASONS} more" if len(checks) > _MOST_REASONS else ""
+    return ", ".join(checks[:_MOST_REASONS]) + more
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "/").split())
