@@ -8,6 +8,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from skillyard.config.backends import E2bSettings, GvisorSettings, NativeSettings, OciSettings, OpenSandboxSettings
 from skillyard.config.commands import CommandSettings
+from skillyard.config.faces.mcp import McpSettings
 from skillyard.config.limits import AdmissionSettings, LimitSettings
 from skillyard.config.network import NetworkSettings
 from skillyard.config.packages import EnvironmentSettings, PackagesSettings, with_bundled
@@ -97,6 +98,7 @@ class Sections(Section):
     opensandbox: OpenSandboxSettings = OpenSandboxSettings()
     srt: SrtSettings = SrtSettings()
     server: ServerSettings = ServerSettings()
+    mcp: McpSettings = McpSettings()
     packages: PackagesSettings = PackagesSettings()
     profiles: Profiles = Field(default_factory=dict)
     environments: Environments = Field(default_factory=lambda: with_bundled({}))

@@ -32,6 +32,7 @@ from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.table import METHODS, invoke
 from skillyard.faces.http.app import METRICS, HttpLimits, create_app
 from skillyard.faces.http.guard import Authenticator, Bearer, Everybody, Hosts, is_loopback
+from skillyard.faces.http.lazy import Lazy, Part
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.server import HttpServer, listen, url_of
 from skillyard.faces.http.service import StopRequest, on_signals, run_service
@@ -99,6 +100,7 @@ class _Process:
         observers = [log_event, self._metrics.observe, *([tracing.observe] if tracing else [])]
         self._runtime = Runtime(settings=settings, observer=fan_out(*observers))
         self._lifecycle = Lifecycle()
+        self._mcp: Lazy | None = None
 
     async def run(self) -> None:
         stop = StopRequest()
@@ -120,7 +122,9 @@ class _Process:
     def _app(self) -> Any:
         call = self._tracing.traced(self._invoke) if self._tracing else self._invoke
         authenticator = Everybody() if self._no_auth else Bearer(self._runtime.tokens, self._runtime.bound)
-        app = application(self._runtime, authenticator, self._lifecycle, self._metrics, self._still, call)
+        mcp = self._settings.mcp.enabled
+        self._mcp = mcp_part(self._runtime, call, self._lifecycle, self._metrics) if mcp else None
+        app = application(self._runtime, authenticator, self._lifecycle, self._metrics, self._still, call, self._mcp)
         return self._tracing.continuing(app) if self._tracing else app
 
     async def _still(self, name: str) -> Principal | None:
@@ -154,7 +158,11 @@ class _Process:
                 with _on_signal(signal.SIGUSR1, partial(app.drain.set, True)):
                     facts = _readiness(offer, self._settings)
                     app.presence.returned = lambda offer: facts.update(_readiness(offer, self._settings))
-                    yield facts
+                    try:
+                        yield facts
+                    finally:
+                        if self._mcp is not None:
+                            await self._mcp.close()
 
     def _watch(self, app: App) -> None:
         self._metrics.gauge("runs_running", "Runs with a place.", lambda: app.admission.running)
@@ -199,6 +207,7 @@ def application(
     metrics: Metrics,
     still: Still,
     call: Invoke,
+    mcp: Lazy | None = None,
 ) -> ASGIApp:
     """Returns everything that is served over HTTP. ``call`` runs a method, ``still`` looks for a principal's token.
 
@@ -228,9 +237,23 @@ def application(
             settings.skills.upload_bytes,
         ),
         open_metrics=server.open_metrics,
-        more_routes=(Route("/tasks/{task_id}/events", TaskEvents(lambda: runtime.app.task_service, lifecycle)),),
+        more_routes=(
+            Route("/tasks/{task_id}/events", TaskEvents(lambda: runtime.app.task_service, lifecycle)),
+            *([] if mcp is None else [Route("/mcp", mcp)]),
+        ),
         services=services,
     )
+
+
+def mcp_part(runtime: Runtime, call: Invoke, lifecycle: Lifecycle, metrics: Metrics) -> Lazy:
+    """Returns ``/mcp``. Its SDK is imported when the first client comes."""
+
+    def load() -> Part:
+        from skillyard.faces.mcp.http import http_face
+
+        return http_face(runtime, call, lifecycle, metrics.call)
+
+    return Lazy(load)
 
 
 @contextmanager

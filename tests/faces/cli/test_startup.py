@@ -85,6 +85,8 @@ LATER = {
     "cryptography",  # when a secret is read
     "httpx2",
     "jsonschema_rs",  # in the jailed validator
+    "mcp",  # when the first client comes
+    "mcp_types",
     "opentelemetry",  # when the environment names a collector
     "rich",
     "structlog",  # for a log that a person reads

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sh": (f"{_HERE}.commands.task", "sh"),
     "task": (f"{_HERE}.commands.task", "task"),
     "skill": (f"{_HERE}.skill.group", "skill"),
+    "mcp": (f"{_HERE}.mcp.group", "mcp"),
     **{name: (f"{_HERE}.commands.{name}", name) for name in _GROUPS},
     **{name: (f"{_HERE}.commands.backup", name) for name in ("backup", "restore")},
     "drain": (f"{_HERE}.commands.installation", "drain"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from skillyard.client.discovery import ServerUrl, default_data_dir, recorded_url
+from skillyard.client.discovery import Server, ServerUrl, default_data_dir, find_server, recorded_url
 from skillyard.faces.cli.failures import Exit, Failure
 from skillyard.faces.cli.render import calm
 
@@ -157,6 +157,16 @@ class _Patience:
             holder = calm(error.details["holder"])
             click.echo(f"skillyard: waiting for {holder}, which holds the data directory", err=True)
         time.sleep(_POLL_S)
+
+
+def running_server(where: Where) -> Server | None:
+    """Returns the named server, else that of the data directory.
+
+    It is None where the work is for this process. Raises Unreachable and BadArgument.
+    """
+    if where.url or (not where.skills_dirs and _running(where.data_dir or default_data_dir())):
+        return find_server(where.url, where.token, where.data_dir)
+    return None
 
 
 def _running(data_dir: Path) -> bool:

@@ -1,0 +1,1 @@
+"""Sections that faces read, and the engine does not."""

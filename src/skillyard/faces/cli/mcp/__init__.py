@@ -1,0 +1,1 @@
+"""``skillyard mcp``: the Model Context Protocol on the command line."""

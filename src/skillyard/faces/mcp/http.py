@@ -1,0 +1,108 @@
+"""``/mcp``: Streamable HTTP, behind the guard and the authentication of the other paths.
+
+Bodies are read here, with the bounds and the one budget of ``/rpc``, before the SDK sees them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from starlette.types import Message, Receive, Scope, Send
+
+from skillyard.config.faces.mcp import McpSettings
+from skillyard.domain.errors import ParseError
+from skillyard.domain.principal import Principal
+from skillyard.faces.http import request
+from skillyard.faces.http.guard import principal_of
+from skillyard.faces.http.lifecycle import Lifecycle
+from skillyard.faces.http.replies import reply
+from skillyard.faces.http.rpc import LargeBodies
+from skillyard.faces.mcp.caller import GONE, Callers, Context
+from skillyard.faces.mcp.following import Following, LogLevels
+from skillyard.faces.mcp.server import server_of
+from skillyard.faces.rpc.dispatcher import Invoke, Meter, malformed
+from skillyard.faces.rpc.wire import VALUE_BYTES, loads, weight
+from skillyard.runtime import Runtime
+
+
+def http_face(runtime: Runtime, call: Invoke, lifecycle: Lifecycle, meter: Meter) -> McpFace:
+    """Returns the face over the methods of a runtime. A stop of the server waits for its calls."""
+    settings, levels = runtime.settings, LogLevels()
+    following = Following(lambda: runtime.app.ports.records, lambda: runtime.app.history, levels)
+    callers = Callers(call, _principal_of, meter, lifecycle.working)
+    server = server_of(settings.mcp, callers, following, levels)
+    body_bytes = settings.server.body_bytes
+    return McpFace(server, settings.mcp, body_bytes, request.ByteBudget(8 * body_bytes))
+
+
+def _principal_of(context: Context) -> Principal:
+    """Returns the principal of a message: that of the token of the very request that brought it."""
+    assert context.request is not None
+    return principal_of(context.request.scope)
+
+
+class McpFace:
+    """Serves requests while its task runs."""
+
+    def __init__(self, server: Server[Any], settings: McpSettings, body_bytes: int, budget: request.ByteBudget) -> None:
+        self._body_bytes = body_bytes
+        self._budget = budget
+        self._large = LargeBodies()
+        self._manager = StreamableHTTPSessionManager(
+            server,
+            max_request_body_size=body_bytes,
+            session_idle_timeout=settings.session_idle_s,
+            max_sessions=settings.sessions,
+        )
+
+    async def run(self, ready: asyncio.Event, stop: asyncio.Event) -> None:
+        """Holds the sessions until ``stop`` is set."""
+        async with self._manager.run():
+            ready.set()
+            await stop.wait()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        principal = principal_of(scope)
+        with request.Lease(self._budget, principal.name) as lease:
+            body = await request.read(scope, receive, self._body_bytes, lease)
+            values = weight(body)
+            lease.take(values)
+            await self._large.turn(principal.name, len(body), values // VALUE_BYTES)
+            if body:
+                try:
+                    loads(body)
+                except ParseError as error:
+                    await reply(send, 400, malformed(error).content or b"")
+                    return
+            scope["user"] = _user(principal)
+            replay = _Replay(body, receive)
+            scope[GONE] = replay.gone
+            await self._manager.handle_request(scope, replay, send)
+
+
+class _Replay:
+    """Gives a body that was read already, and then what comes. ``gone`` is done when the client is."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def __call__(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self.gone.done():
+            self.gone.set_result(None)
+        return message
+
+
+def _user(principal: Principal) -> AuthenticatedUser:
+    """Returns whom the SDK binds a session to, so that another principal's token cannot use it."""
+    return AuthenticatedUser(AccessToken(token="", client_id=principal.name, scopes=[], subject=principal.name))
