@@ -39,6 +39,15 @@ _REHEARSAL = json.dumps(
     }
 ).encode()
 
+_WARM_UPS = 24
+"""More than the calls after which an interpreter has specialised a function."""
+_NOWHERE = "/proc/self/fdinfo"
+"""A working directory in which nothing can be made or removed."""
+_WARM_UP = {
+    "skill": None, "skills": {}, "entrypoint": "main", "env": {}, "workspace": _NOWHERE,
+    "files": {"count": 0, "each_bytes": 0, "bytes": 0},
+}  # fmt: skip
+
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _exit = os._exit  # foreign code may replace what it finds in os
 _setrecursionlimit, _RECURSION = sys.setrecursionlimit, sys.getrecursionlimit()
@@ -52,7 +61,38 @@ def prepare(ahead: bool = False) -> None:
     process.open_stdio()
     process.reset_signals()
     process.size_threads()
-    _warm.append(_Guest())
+    _warm_up()
+    guest = _Guest()
+    _hidden.extend(process.hide(guest.hidden))
+    guest.hidden = []
+    _warm.append(guest)
+
+
+def _warm_up() -> None:
+    """Makes whole runs of our own, after which the interpreter is as it was but for its caches.
+
+    Each run would otherwise specialise bytecode, bind symbols and fill caches on pages that it must copy first.
+    """
+    try:
+        before = os.getcwd()
+        os.chdir(_NOWHERE)
+    except OSError:  # a ground that shows no /proc
+        return
+    path, finders, argv, modules = list(sys.path), list(sys.meta_path), sys.argv, dict(sys.modules)
+    nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    request = {**json.loads(_REHEARSAL), **_WARM_UP}
+    for _ in range(_WARM_UPS):
+        guest = _Guest()
+        guest.hidden = []
+        guest.open(nothing)
+        guest.run(json.dumps(request).encode())
+        forget_code()
+        sys.path[:], sys.meta_path[:], sys.argv = path, finders, argv
+    os.close(nothing)
+    os.chdir(before)
+    for name in sys.modules.keys() - modules.keys():
+        del sys.modules[name]
+    sys.modules.update(modules)
 
 
 def serve(request_fd: int, channel_fd: int, stack_fd: int = -1, spared: frozenset[int] = frozenset()) -> None:
@@ -109,7 +149,8 @@ class _Guest:
         self._channel = Channel()
         self._blobs = Blobs(self._channel)
         self._libraries = list(sys.path)
-        self._hidden = process.our_modules()
+        self.hidden = process.our_modules()
+        """Names that foreign code does not find among the modules."""
         self._hint = ""
         self._as_script = False
         self.stack_fd = -1
@@ -121,7 +162,7 @@ class _Guest:
 
     def open(self, channel_fd: int) -> None:
         self._channel.open(channel_fd)
-        process.be_plain(self._hidden)
+        process.be_plain(self.hidden)
 
     def rehearse(self) -> None:
         """Makes a small run of our own while the request is awaited.
@@ -247,3 +288,5 @@ def _leave_child(error: BaseException, libraries: list[str]) -> NoReturn:
 
 
 _warm: list[_Guest] = []
+_hidden: list[object] = []
+"""Our modules, which live on when they are not among the modules any more."""

@@ -78,9 +78,14 @@ def our_modules() -> list[str]:
     return [name for name in sys.modules if name.partition(".")[0] == _OUR_PACKAGE]
 
 
+def hide(names: list[str]) -> list[object]:
+    """Takes modules away from those that can be imported; returns them."""
+    return [sys.modules.pop(name) for name in names if name in sys.modules]
+
+
 def be_plain(hidden: list[str]) -> None:
     """Nothing of ours among the modules, and a working garbage collector."""
-    for name in hidden:
-        sys.modules.pop(name, None)
+    if hidden:
+        hide(hidden)
     gc.enable()
     os.umask(0o022)

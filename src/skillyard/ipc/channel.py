@@ -70,7 +70,7 @@ MOST_WAITING = 1024
 BESIDE = socket.CMSG_SPACE(253 * 4)
 """Room for all that the kernel puts beside one piece."""
 
-_READ = 1 << 20
+_READ = 1 << 16
 CROWDED_S = 0.002
 """Before descriptors are sent again when too many are on their way (ETOOMANYREFS)."""
 

@@ -237,3 +237,26 @@ def main(args):
     return [gc.isenabled(), gone() is None]
 """
     assert serve(box, drive, box.request(code)) == [{"result": [True, True]}]
+
+
+def test_the_warm_up_leaves_nothing_but_caches(box: GuestBox, drive: Drive) -> None:
+    script = """
+import builtins, linecache, os, signal
+from inside import main, process
+def state():
+    return {
+        "modules": sorted(name for name in sys.modules if not name.startswith("inside")),
+        "main": sys.modules["__main__"], "path": list(sys.path), "finders": list(sys.meta_path), "argv": sys.argv,
+        "environ": dict(os.environ), "directory": os.getcwd(), "sources": sorted(linecache.cache),
+        "descriptors": os.listdir("/proc/self/fd"), "limit": sys.getrecursionlimit(), "builtins": [*vars(builtins)],
+        "handlers": [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGXCPU)],
+    }
+main._Guest()
+before = state()
+main._warm_up()
+after = state()
+print([name for name in before if before[name] != after[name]])
+main.prepare()
+print([name for name in sys.modules if name.startswith("inside")], main._warm[0]._notes, main._warm[0]._request)
+"""
+    assert drive(script) == "[]\n[] {} {}\n"

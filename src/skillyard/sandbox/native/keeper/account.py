@@ -71,8 +71,8 @@ class ProcessMeter:
     def meet(self, init: int) -> None:
         """Learns which process waits for work: the one child that init has before it is lent."""
         path = f"/proc/{init}/task/{init}/children"
-        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-            self.worker = int(file.read())
+        with contextlib.suppress(OSError, ValueError):
+            self.worker = int(_read(path))
 
     def begin(self) -> None:
         """Does nothing: the use before is little."""
@@ -102,9 +102,17 @@ def cpu_seconds(pid: int) -> float:
     Raises OSError, ValueError, IndexError.
     """
     own = time.clock_gettime(~pid << 3 | _PROCESS_CLOCK)
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
+    fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     return own + (int(fields[_CUTIME]) + int(fields[_CUTIME + 1])) / _TICKS
+
+
+def _read(path: str) -> bytes:
+    """Reads a small file of /proc, for a third of the cost of a file object."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)
 
 
 class Account:

@@ -82,7 +82,7 @@ class Connection:
 
     def _read(self) -> None:
         try:
-            data = self._sock.recv(1 << 20)  # without room for descriptors, of which a server sends none
+            data = self._sock.recv(1 << 16)  # without room for descriptors, of which a server sends none
         except BlockingIOError:
             return
         except OSError:

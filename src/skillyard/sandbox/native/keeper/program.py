@@ -15,7 +15,7 @@ from skillyard.sandbox.native.keeper.follower import Follower
 from skillyard.sandbox.native.keeper.loop import READ, WRITE, Timer, Turns
 from skillyard.sandbox.native.keeper.spool import Spool
 
-_PIECE = 256 * 1024
+_PIECE = 64 * 1024
 _PIECES_A_TURN = 16
 _PIECES_AT_END = 64
 """More than a pipe or a socket holds. A writer that is left behind may go on for ever."""
