@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from skillyard.data_dir import DataDir
+
+if TYPE_CHECKING:
+    from skillyard.config.backends import OciSettings
 
 
 async def write_e2b_template(
@@ -33,3 +37,37 @@ async def write_e2b_template(
                 raise InvalidInput("--packages", rule, shown(digest))
             packages[found[0].digest] = built.packages(found[0].digest)
     return write_template(directory, base or BASE, packages)
+
+
+async def build_run_image(
+    settings: OciSettings, base: str | None, tag: str | None, languages: Sequence[str], *, offline: bool
+) -> dict[str, object]:
+    """Builds an image for the isolation oci, and looks into a container of it.
+
+    Returns its ``tag``, ``id`` and ``python``, the ``settings`` that name it, and ``notes`` about what it lacks. Raises
+    InvalidInput, SandboxFault, BackendAway.
+    """
+    from tempfile import TemporaryDirectory
+
+    from skillyard._version import __version__
+    from skillyard.domain.errors import SandboxFault
+    from skillyard.sandbox.oci.backend import OciBackend
+    from skillyard.sandbox.oci.engine import Engine
+    from skillyard.sandbox.oci.image_build import BASE, build, usual_tag
+
+    engine = Engine(settings.socket)
+    try:
+        name = tag or usual_tag(languages, __version__)
+        built = await build(engine, base or BASE, name, languages, settings.uid, offline=offline)
+    finally:
+        await engine.close()
+    with TemporaryDirectory(prefix="skillyard-image-") as scratch:
+        backend = OciBackend(Path(scratch), settings.changed(image=built.id, images={}))
+        try:
+            probe = await backend.probe()
+        finally:
+            await backend.close()
+    if not probe.ready:
+        raise SandboxFault(f"{built.tag} was built, and sandboxes of it do not work: {probe.facts['why']}")
+    told = {"tag": built.tag, "id": built.id, "python": probe.facts["python"], "notes": list(built.notes)}
+    return {**told, "settings": built.settings(languages)}

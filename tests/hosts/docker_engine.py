@@ -27,6 +27,7 @@ class Docker:
     """The daemon behind ``socket``; ``command`` starts it."""
 
     def __init__(self, socket: Path, command: Sequence[str] = ()) -> None:
+        self.socket = socket
         self._host = f"unix://{socket}"
         self._command, self._log = command, socket.with_name("dockerd.log")
         self.daemon: subprocess.Popen[bytes] | None = None

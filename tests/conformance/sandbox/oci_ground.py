@@ -1,10 +1,15 @@
-"""An engine of the tests' own for the oci backend, and an image made of this machine's Debian packages."""
+"""An engine of the tests' own for the oci backend, and images for it.
+
+The base is made of this machine's Debian packages, and the image of sandboxes of that, by ``skillyard image build``.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +20,7 @@ import pytest
 from skillyard.config.backends import OciSettings
 from tests.hosts.docker_engine import Docker, docker_daemon
 
-IMAGE = "skillyard-tests/python:1"
+BASE, IMAGE = "skillyard-tests/python:1", "skillyard-tests/run:1"
 WANTED = ("python3", "bash", "dash", "coreutils", "grep", "sed", "findutils", "procps", "util-linux", "ca-certificates")
 _LEFT_OUT = re.compile(
     r"/usr/share/(?!zoneinfo|python|ca-certificates)|/usr/lib/python3/dist-packages|/usr/include|/boot"
@@ -33,11 +38,23 @@ def engine(scratch: Path, *options: str) -> Iterator[tuple[Docker, OciSettings]]
         pytest.skip("the image is made of Debian's packages, and this is no Debian")
     with docker_daemon(scratch, *options) as docker:
         import_python(docker)
+        built = build(docker, "--from", BASE, "--tag", IMAGE)
+        assert built.returncode == 0, built.stderr
         yield docker, OciSettings(socket=str(scratch / "docker.sock"), image=IMAGE)
 
 
+def build(docker: Docker, *words: str) -> subprocess.CompletedProcess[str]:
+    """``skillyard image build`` without a network, at this engine; never checked."""
+    with tempfile.TemporaryDirectory() as data:
+        return subprocess.run(
+            [sys.executable, "-m", "skillyard", "image", "build", "--offline", "--data-dir", data, *words],
+            env={**os.environ, "SKILLYARD_OCI__SOCKET": str(docker.socket)},
+            capture_output=True, text=True, timeout=_BOUND_S,
+        )  # fmt: skip
+
+
 def import_python(docker: Docker) -> None:
-    """The image IMAGE: the files of Python and of the usual commands as they are on this machine."""
+    """The image BASE: the files of Python and of the usual commands as they are on this machine."""
     made = [str(path) for place in _MADE for path in Path(place).rglob("*")]
     files = "\n".join(sorted({*files_of(closure()), *(f"/{name}" for name in _LINKS), *made, "/etc/ld.so.cache"}))
     changes = ["--change", "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
@@ -50,7 +67,7 @@ def import_python(docker: Docker) -> None:
             ["tar", "-cf", "-", "-P", "--no-recursion", "-T", listed.name, "-C", empty, "--recursion", "."],
             check=True, capture_output=True, timeout=_BOUND_S,
         ).stdout  # fmt: skip
-    docker("import", *changes, "-", IMAGE, stdin=packed)
+    docker("import", *changes, "-", BASE, stdin=packed)
 
 
 @functools.cache

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skillyard.domain.errors import InvalidInput
+from skillyard.config.backends import OciSettings
+from skillyard.domain.errors import InvalidInput, SkillyardError
 from skillyard.domain.sandbox.guarantees import Level
+from skillyard.domain.sandbox.spec import Argv, SandboxSpec, Stream
 from skillyard.sandbox.oci.backend import OciBackend
+from skillyard.sandbox.oci.engine import Engine
+from skillyard.sandbox.oci.image_build import build
 from skillyard.sandbox.oci.probe import WITHOUT
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground
 from tests.conformance.sandbox import oci_ground
 from tests.conformance.sandbox.conftest import Hold
+from tests.hosts.docker_engine import Docker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 
@@ -23,7 +30,7 @@ lifecycle-create_at_once_with_one_key_makes_one
 lifecycle-enforced_is_what_the_probe_offers
 lifecycle-names_that_it_does_not_have_are_refused
 endings-signal_is_told endings-kill_ends_the_whole_tree
-limits-full_disk_is_no_memory_kill benign-threads
+limits-full_disk_is_no_memory_kill benign-threads benign-text benign-who-am-i benign-sockets
 content-packages_can_be_imported
 guest-skills_and_blobs_are_read
 survival-start_and_create_of_an_earlier_server_are_found
@@ -61,19 +68,25 @@ def _promises() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
-    with oci_ground.engine(tmp_path_factory.mktemp("engine")) as (docker, settings):
-        base, other = tmp_path_factory.mktemp("oci"), tmp_path_factory.mktemp("other")
-        backend = OciBackend(base, settings)
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Docker, OciSettings]]:
+    with oci_ground.engine(tmp_path_factory.mktemp("engine")) as found:
+        yield found
 
-        async def reopen() -> OciBackend:
-            return OciBackend(other, settings)
 
-        probe = await backend.probe()
-        assert probe.ready, probe.facts
-        yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), reopen, patience=3.0)
-        await backend.close()
-        assert docker("ps", "-aq").stdout == ""
+@pytest.fixture(scope="module")
+async def ground(engine: tuple[Docker, OciSettings], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
+    docker, settings = engine
+    base, other = tmp_path_factory.mktemp("oci"), tmp_path_factory.mktemp("other")
+    backend = OciBackend(base, settings)
+
+    async def reopen() -> OciBackend:
+        return OciBackend(other, settings)
+
+    probe = await backend.probe()
+    assert probe.ready, probe.facts
+    yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), reopen, patience=3.0)
+    await backend.close()
+    assert docker("ps", "-aq").stdout == ""
 
 
 @pytest.mark.parametrize("promise", [*_promises()])
@@ -115,3 +128,78 @@ async def test_an_image_that_the_engine_lacks_is_named(ground: Ground, tmp_path:
     await backend.close()
     assert not probe.ready
     assert "nobody/none:1" in probe.facts["why"]
+
+
+HOSTILE = """
+FROM {base}
+ENV LD_PRELOAD=/nowhere.so PYTHONSTARTUP=/x BASH_ENV=/x SKILLYARD_AGENT={{}} A=b
+LABEL skillyard.server=other skillyard.owner=task skillyard.key=k
+USER 0
+WORKDIR /etc
+ENTRYPOINT ["sh", "-c", "exit 3"]
+HEALTHCHECK CMD touch /workspace/checked
+STOPSIGNAL SIGUSR1
+EXPOSE 80
+"""
+SEES = "import json, os; print(json.dumps([dict(os.environ), os.getuid(), os.listdir('/workspace')]))"
+
+
+def made(docker: Docker, text: str, name: str) -> str:
+    """The id of an image of a Dockerfile's text."""
+    docker("build", "-q", "--network", "none", "-t", name, "-", stdin=text.format(base=oci_ground.IMAGE).encode())
+    return docker("inspect", "--format", "{{.Id}}", name).stdout.strip()
+
+
+async def test_an_image_gives_its_files_and_nothing_that_steers(
+    engine: tuple[Docker, OciSettings], tmp_path: Path
+) -> None:
+    id = made(engine[0], HOSTILE, "skillyard-tests/hostile:1")
+    backend = OciBackend(tmp_path, engine[1])
+    sandbox = await backend.create(SandboxSpec(image=id, allow_degraded=WITHOUT), "one")
+    try:
+        assert sandbox.image == id
+        assert [(held.handle, held.key, held.owner) for held in await backend.survey()] == [
+            (sandbox.handle, "one", "run")
+        ]
+        process = await sandbox.start(Argv(("python3", "-I", "-c", SEES)), id="sees")
+        variables, uid, files = json.loads(b"".join([data async for data in process.output(Stream.STDOUT)]))
+        assert set(variables) <= {"PATH", "HOME", "LANG", "PWD", "LC_CTYPE"}
+        assert (uid, files) == (65532, [])
+    finally:
+        await backend.destroy(sandbox.handle)
+        await backend.close()
+
+
+async def test_an_image_that_could_be_filled_is_refused(engine: tuple[Docker, OciSettings], tmp_path: Path) -> None:
+    id = made(engine[0], "FROM {base}\nVOLUME /data\n", "skillyard-tests/volumes:1")
+    backend = OciBackend(tmp_path, engine[1])
+    with pytest.raises(InvalidInput, match="must declare no volumes"):
+        await backend.create(SandboxSpec(image=id, allow_degraded=WITHOUT), "one")
+    await backend.close()
+
+
+async def test_what_cannot_be_built_is_named(engine: tuple[Docker, OciSettings]) -> None:
+    docker, settings = engine
+    made(docker, "FROM {base}\nONBUILD RUN touch /built\n", "skillyard-tests/onbuild:1")
+    made(docker, "FROM {base}\nVOLUME /data\n", "skillyard-tests/volumes:1")
+    client, base, tag = Engine(settings.socket), oci_ground.BASE, "skillyard-tests/never:1"
+    for wanted, why in {
+        ("nobody/none:1", tag, "python"): "the engine has none of that name",
+        ("../x", tag, "python"): "must be the name of an image",
+        (base, f"sha256:{'0' * 64}", "python"): "must be a name, not a digest",
+        ("skillyard-tests/onbuild:1", tag, "python"): "must have no ONBUILD steps",
+        ("skillyard-tests/volumes:1", tag, "python"): "must declare no volumes",
+        (base, tag, "javascript"): "the base has no node, and it could not be installed",
+    }.items():
+        with pytest.raises(SkillyardError, match=why):
+            await build(client, *wanted[:2], wanted[2:], settings.uid, offline=True)
+    await client.close()
+    assert docker("images", "-q", tag).stdout == ""
+
+
+def test_a_built_image_is_named_by_the_settings_that_are_printed(engine: tuple[Docker, OciSettings]) -> None:
+    built = oci_ground.build(engine[0], "--from", oci_ground.BASE, "--language", "bash", "--json")
+    told = json.loads(built.stdout)
+    assert told["id"] == engine[0]("inspect", "--format", "{{.Id}}", told["tag"]).stdout.strip()
+    assert tomllib.loads(told["settings"]) == {"oci": {"images": {"bash": told["tag"]}}}
+    assert told["notes"] == []

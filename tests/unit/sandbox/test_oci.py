@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,12 @@ from skillyard.sandbox.native.linux.seccomp import ALLOWED, BUILDING
 from skillyard.sandbox.oci import calls, container
 from skillyard.sandbox.oci.container import Image, Surroundings
 from skillyard.sandbox.oci.engine import Demultiplexed, Engine
+from skillyard.sandbox.oci.image_build import Built, usual_tag
 from tests.hosts.test_profile import DANGEROUS
 
 pytestmark = pytest.mark.anyio
-IMAGE = Image("sha256:1", {"PATH": "/opt/bin:/bin"}, "x86_64")
-AROUND = Surroundings("/data/guest.pyz", "65532:65532", "runsc", 2)
+IMAGE = Image("sha256:1", {"PATH": "/opt/bin:/bin", "LD_PRELOAD": "/x.so", "SKILLYARD_AGENT": "{}"}, "x86_64")
+AROUND = Surroundings("/data/guest.pyz", "/data/hosts", "65532:65532", "runsc", 2)
 
 
 def frame(source: int, data: bytes) -> bytes:
@@ -64,9 +66,9 @@ def test_a_container_is_closed_on_every_side() -> None:
     assert host["NanoCpus"] == 2_000_000_000
     assert all(mount["ReadOnly"] for mount in host["Mounts"])
     assert [mount["Target"] for mount in host["Mounts"]] == [
-        container.GUEST, "/skills/a", "/skills/b", "/usr/lib/python3/dist-packages",
+        container.GUEST, "/etc/hosts", "/skills/a", "/skills/b", "/usr/lib/python3/dist-packages",
     ]  # fmt: skip
-    settings = json.loads(order["Env"][1].partition("=")[2])
+    settings = json.loads(order["Env"][-1].partition("=")[2])
     assert settings["env"]["PATH"] == "/opt/bin:/bin"
     assert settings["lease_s"] is None
     assert len(settings["filters"]) == 2
@@ -87,3 +89,22 @@ def test_the_profile_is_what_the_tables_allow(architecture: str) -> None:
     assert clone["args"][0]["op"] == "SCMP_CMP_MASKED_EQ"
     assert clone["args"][0]["valueTwo"] == 0
     assert all(calls.exact(architecture))
+
+
+def test_variables_of_an_image_steer_nothing() -> None:
+    order = container.body(SandboxSpec(), IMAGE, AROUND, {}, "ab" * 32, "")
+    variables = dict(text.split("=", 1) for text in order["Env"])
+    assert len(variables) == len(order["Env"])
+    assert (variables["LD_PRELOAD"], variables["PATH"]) == ("", "/opt/bin:/bin")
+    assert json.loads(variables["SKILLYARD_AGENT"])["env"].keys() == {"PATH", "HOME", "LANG"}
+
+
+def test_an_image_is_named_by_the_settings_of_its_languages() -> None:
+    built = Built("a/b:1", "sha256:1", ())
+    assert tomllib.loads(built.settings(())) == tomllib.loads(built.settings(("bash", "python")))
+    assert tomllib.loads(built.settings(("bash", "javascript", "bash"))) == {
+        "oci": {"images": {"bash": "a/b:1", "javascript": "a/b:1"}}
+    }
+    assert [usual_tag(names, "1.0+x") for names in ((), ("python",), ("bash", "javascript"))] == [
+        "skillyard/run:1.0-x", "skillyard/run:1.0-x", "skillyard/run-bash-javascript:1.0-x",
+    ]  # fmt: skip

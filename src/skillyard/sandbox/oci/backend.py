@@ -226,7 +226,8 @@ class OciBackend:
             _TIMEOUT: str(spec.limits.timeout_ms),
         }
         user = f"{self._settings.uid}:{self._settings.uid}"
-        around = Surroundings(str(self._guest()), user, self._settings.runtime, self._processors)
+        files = self._file("guest", guest_bundle(), ".pyz"), self._file("hosts", container.NAMES.encode())
+        around = Surroundings(*files, user, self._settings.runtime, self._processors)
         order = container.body(spec, image, around, labels, secret, packages)
         name = self._name_of(key)
         try:
@@ -386,16 +387,15 @@ class OciBackend:
         digest = hashlib.sha256(f"{self._server()} {key}".encode()).hexdigest()
         return f"{_OURS}-{digest[:32]}"
 
-    def _guest(self) -> Path:
-        """Returns the file of the guest on this host, named by its content."""
-        bundle = guest_bundle()
-        place = self._state / f"guest-{hashlib.sha256(bundle).hexdigest()[:32]}.pyz"
+    def _file(self, stem: str, data: bytes, end: str = "") -> str:
+        """Returns the path of a file on this host that containers are shown, named by its content."""
+        place = self._state / f"{stem}-{hashlib.sha256(data).hexdigest()[:32]}{end}"
         if not place.exists():
-            part = self._state / f".guest-{secrets.token_hex(8)}"
-            part.write_bytes(bundle)
+            part = self._state / f".{stem}-{secrets.token_hex(8)}"
+            part.write_bytes(data)
             part.chmod(0o444)
             part.rename(place)
-        return place
+        return str(place)
 
 
 def _gone(handle: str) -> SandboxGone:

@@ -16,6 +16,8 @@ from skillyard.sandbox.oci import calls
 
 GUEST = "/run/skillyard-guest.pyz"
 """The agent and the guest inside, as one file that the interpreter runs."""
+NAMES = "127.0.0.1 localhost sandbox\n::1 localhost\n"
+"""The names of hosts inside: an engine without a network gives an empty file."""
 SOCKET = "@skillyard-agent"
 AGENT = ("python3", "-I", "-S", GUEST, "agent")
 VARIABLE = "SKILLYARD_AGENT"
@@ -59,6 +61,7 @@ class Surroundings:
     """The parts that all containers of a backend share."""
 
     guest: str
+    names: str
     user: str
     runtime: str
     processors: int
@@ -94,17 +97,14 @@ def body(
         "limits": resources(spec.limits),
         "filters": calls.exact(image.architecture),
     }
-    path = environment(image)["PATH"]
+    ours = {"PATH": environment(image)["PATH"], VARIABLE: json.dumps(agent)}
+    # A variable of the image, such as LD_PRELOAD, would steer the agent: all others are emptied.
+    variables = dict.fromkeys(image.variables, "") | ours
     return {
         "Image": image.id,
         "Entrypoint": [*AGENT, "listen", SOCKET],
         "Cmd": [],
-        # A variable of the image, such as LD_PRELOAD, would steer the agent: all are emptied.
-        "Env": [
-            *(f"{name}=" for name in image.variables if name != "PATH"),
-            f"PATH={path}",
-            f"{VARIABLE}={json.dumps(agent)}",
-        ],
+        "Env": [f"{name}={value}" for name, value in variables.items()],
         "User": around.user,
         "WorkingDir": "/",
         "Hostname": HOSTNAME,
@@ -144,7 +144,7 @@ def _host(spec: SandboxSpec, image: Image, around: Surroundings, packages: str) 
             place: f"rw,exec,nosuid,nodev,mode=0700,uid={uid},gid={gid},size={size},nr_inodes={_inodes(size)}"
             for place, size in parts(limits).items()
         },
-        "Mounts": [_bind(around.guest, GUEST), *_mounts(spec, packages)],
+        "Mounts": [_bind(around.guest, GUEST), _bind(around.names, "/etc/hosts"), *_mounts(spec, packages)],
         "LogConfig": {"Type": "none", "Config": {}},
         "RestartPolicy": {"Name": "no"},
         "AutoRemove": False,

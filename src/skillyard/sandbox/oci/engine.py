@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import BackendAway, SandboxFault
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 CALL_S = 120.0
 """How long one call may take: an engine under load makes a container in seconds."""
+BUILD_S = 900.0
+"""How long a build may say nothing."""
 CONNECT_S = 10.0
 _MOST_SAID = 500
 _MOST_HEAD = 64 * 1024
@@ -55,15 +57,45 @@ class Engine:
             await self.version()
         return await self._ask(method, self._base + path, body, **params)
 
-    async def _ask(self, method: str, path: str, body: object = None, **params: str | int) -> Any:
+    async def stream(
+        self, path: str, body: bytes, kind: str, params: Mapping[str, str]
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        """Posts ``body`` and yields the JSON objects of the answer as they come, one a line.
+
+        Raises EngineRefused, BackendAway.
+        """
+        import httpx2
+
+        if not self._base:
+            await self.version()
+        headers, slow = {"Content-Type": kind}, httpx2.Timeout(BUILD_S, connect=CONNECT_S)
+        asked = self._opened().stream(
+            "POST", self._base + path, content=body, params=params, headers=headers, timeout=slow
+        )
+        try:
+            async with asked as answer:
+                if not answer.is_success:
+                    raise EngineRefused(answer.status_code, _said(await answer.aread()))
+                async for line in answer.aiter_lines():
+                    if line.strip() and isinstance(told := json.loads(line), dict):
+                        yield told
+        except (httpx2.HTTPError, ValueError) as error:
+            raise BackendAway(f"the container engine at {self.socket} ended its answer: {_why(error)}") from None
+
+    def _opened(self) -> httpx2.AsyncClient:
         import httpx2
 
         if self._client is None:
             transport = httpx2.AsyncHTTPTransport(uds=self.socket)
             limits = httpx2.Timeout(CALL_S, connect=CONNECT_S)
             self._client = httpx2.AsyncClient(transport=transport, base_url="http://engine", timeout=limits)
+        return self._client
+
+    async def _ask(self, method: str, path: str, body: object = None, **params: str | int) -> Any:
+        import httpx2
+
         try:
-            answer = await self._client.request(method, path, json=body, params=params)
+            answer = await self._opened().request(method, path, json=body, params=params)
         except httpx2.HTTPError as error:
             raise BackendAway(f"the container engine at {self.socket} does not answer: {_why(error)}") from None
         if answer.is_success or answer.status_code == 304:

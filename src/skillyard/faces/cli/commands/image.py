@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import click
 
@@ -13,6 +14,54 @@ from skillyard.faces.cli.render import emit_json
 @click.group()
 def image() -> None:
     """Images, templates and disks for sandboxes of other makers."""
+
+
+@image.command("build")
+@click.option("--from", "base", metavar="IMAGE", help="Image to start from, by name or digest.")
+@click.option("--tag", metavar="NAME", help="Name of the image.  [default: skillyard/run:VERSION]")
+@click.option(
+    "--language",
+    "languages",
+    type=click.Choice(("python", "bash", "javascript", "typescript")),
+    multiple=True,
+    help="A language of the programs. May repeat.  [default: python]",
+)
+@click.option("--offline", is_flag=True, help="Give the build no network: the engine must have the base.")
+@json_option
+@data_dir_option
+def build(
+    base: str | None,
+    tag: str | None,
+    languages: tuple[str, ...],
+    offline: bool,
+    as_json: bool,
+    data_dir: Path | None,
+) -> None:
+    """Build an image of sandboxes for the isolation oci, by the engine behind oci.socket.
+
+    Python and the programs of the languages are taken from the base, and installed by apt where it has none. The base
+    gets the user of programs, localhost, certificates and time zones. Nothing of skillyard is in the image. Prints the
+    settings that name it.
+
+    \b
+      skillyard image build
+      skillyard image build --from debian:bookworm-slim --language javascript --language bash
+      skillyard image build --offline --from local/python:1
+    """
+    import asyncio
+
+    from skillyard.config.settings import load_settings
+    from skillyard.images import build_run_image
+
+    settings = load_settings(data_dir=data_dir)
+    told = asyncio.run(build_run_image(settings.oci, base, tag, languages, offline=offline))
+    if as_json:
+        emit_json(told)
+        return
+    click.echo(f"{told['tag']} {told['id']}, with Python {told['python']}")
+    for note in cast("list[str]", told["notes"]):
+        click.echo(f"note: {note}")
+    click.echo(f"\nIn config.toml:\n\n{told['settings']}", nl=False)
 
 
 @image.command("e2b-template")
