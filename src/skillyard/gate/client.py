@@ -216,6 +216,12 @@ class ProcessGate:
             raise GateFault(f"there is no open session '{key}'")
         return await found[-1].endpoint(kind)
 
+    async def way(self, session: str) -> Endpoint:
+        opened = self._sessions.get(session)
+        if opened is None:
+            raise GateFault("the gate knows no such session")
+        return await opened.way()
+
     async def plug(self, session: str, sockets: Sequence[socket.socket]) -> None:
         opened = self._sessions.get(session)
         if opened is None:

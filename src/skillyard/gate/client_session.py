@@ -73,6 +73,7 @@ class ProcessSession:
         self._untaken = ""
         """Why the gate did not take sockets of the sandbox."""
         self._endpoints: list[Endpoint] = []
+        self._finding_way = asyncio.Lock()
         self._closing: asyncio.Task[NetworkLog] | None = None
         self.ports: set[int] = set()
         """The ports of streams that the gate got."""
@@ -123,6 +124,15 @@ class ProcessSession:
             raise
         self._endpoints.append(endpoint)
         return endpoint
+
+    async def way(self) -> Endpoint:
+        """Returns the endpoint for the backend of the sandbox. Raises GateFault."""
+        async with self._finding_way:
+            found = [endpoint for endpoint in self._known_endpoints() if endpoint.kind is EndpointKind.UNIX]
+            return found[0] if found else await self.endpoint(EndpointKind.UNIX)
+
+    def _known_endpoints(self) -> Sequence[Endpoint]:
+        return self._endpoints
 
     async def change(self, policy: Policy) -> None:
         await self._link.ask({**self._message("change"), "policy": policy_out(policy)})
@@ -258,10 +268,16 @@ class KeptSession(ProcessSession):
                 raise
 
     async def endpoint(self, kind: EndpointKind) -> Endpoint:
+        if not self._link.alive:
+            await self._home.linked()
         endpoint = await super().endpoint(kind)
         self._state["endpoints"] = [*self._state["endpoints"], _told(endpoint)]
         await self.seal()
         return endpoint
+
+    def _known_endpoints(self) -> Sequence[Endpoint]:
+        told = self._state["endpoints"]
+        return [Endpoint(EndpointKind(one["kind"]), one["address"], one["credential"]) for one in told]
 
     async def change(self, policy: Policy) -> None:
         await self._sealed_with({"plan": {**self._state["plan"], "policy": policy_out(policy)}})

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from skillyard.domain.network.session import DNS_PORT, PROXY_PORT
+from skillyard.domain.network.session import DNS_PORT, KNOCK, PROXY_PORT
 from skillyard.gate import dns_server as dns
 from skillyard.gate import socks
 from skillyard.gate.addresses import endpoint
@@ -25,6 +25,7 @@ from skillyard.gate.upstream import SandboxConnection
 
 Serve = Callable[[Session, Stream], Coroutine[Any, Any, None]]
 
+_MOST_KNOCK = 256
 _AT_ONCE = 32
 """Connections accepted before others have their turn."""
 _MOST_STRANGERS = 64
@@ -84,6 +85,11 @@ async def serve_proxy(session: Session, client: Stream, door: Door | None = None
     Where there is a ``door``, it lets clients in. Raises as both do, after the client was told."""
     async with asyncio.timeout(session.limits.idle_s if door is None else session.limits.header_s):
         first = await client.read()  # some programs connect ahead
+        if knocks := door is not None and first.startswith(KNOCK):
+            await _let_in(client, first, door)
+    if knocks:
+        await serve_proxy(session, client)
+        return
     client.unread(first)
     if not first:
         client.close()
@@ -91,6 +97,16 @@ async def serve_proxy(session: Session, client: Stream, door: Door | None = None
         await socks.serve(session, client, door)
     else:
         await http_proxy.serve(session, client, door)
+
+
+async def _let_in(client: Stream, said: bytes, door: Door | None) -> None:
+    """Lets in a connection that a server passes on. Raises Refused."""
+    assert door is not None
+    while b"\n" not in said and len(said) < _MOST_KNOCK and (data := await client.read()):
+        said += data
+    shown, _, rest = said.removeprefix(KNOCK).partition(b"\n")
+    door.check("http", shown)
+    client.unread(rest)
 
 
 class Listener:

@@ -15,10 +15,11 @@ from skillyard.domain.network.session import Connection, EgressLimits, EgressPla
 MAX_MESSAGE = 64 * 1024 * 1024
 """Bytes of one message: a plan holds rules, secrets and the operator's certificates."""
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The version of the messages between server and gate, and of a kept session's state. A gate outlives its server, so
 both may be of different releases. A server ends an older gate, and its sessions go on in a gate of this version, so
-that three messages keep their form for ever: ``attach``, ``discard`` and ``held``."""
+that three messages keep their form for ever: ``attach``, ``discard`` and ``held``. In version 2 a connection to an
+endpoint may begin with a knock."""
 
 STEPS: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """By version: what makes the next version's state of a session from a state of that version, where they differ."""

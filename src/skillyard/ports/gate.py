@@ -72,6 +72,13 @@ class Plug(Protocol):
         session's log."""
         ...
 
+    async def way(self, session: str) -> Endpoint:
+        """Returns the endpoint of a session for a backend that carries connections to it.
+
+        It is of the kind UNIX, and the same one for as long as the session lives, also after a restart. Each connection
+        begins with :meth:`Endpoint.knock`. Raises GateFault for an unknown session and a gate that is gone."""
+        ...
+
     def served(self, session: str) -> Collection[int]:
         """Returns the ports of streams on which the gate listens for a session, if it is open."""
         ...

@@ -62,10 +62,10 @@ class AgentRefused(Exception):
 class Exchange:
     """One operation under way. It holds no more data than the credit that was given."""
 
-    def __init__(self, channel: Channel, number: int) -> None:
-        self._channel, self.number = channel, number
+    def __init__(self, channel: Channel, number: int, window: int) -> None:
+        self._channel, self.number, self._window = channel, number, window
         self._pieces: deque[bytes] = deque()
-        self._allowed = self._credit = wire.WINDOW
+        self._allowed, self._credit = window, wire.WINDOW
         self._taken = 0
         self._greeted = False
         self._ended = False
@@ -93,12 +93,12 @@ class Exchange:
             raise self._over
         return self._over
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes, bound_s: float | None = STALLED_S) -> None:
         """Sends data as there is credit. Raises AgentRefused, ChannelLost."""
         view = memoryview(data)
         while view:
             while self._credit == 0 and self._over is None:
-                await self._change(STALLED_S)
+                await self._change(bound_s)
             if isinstance(self._over, Exception):
                 raise self._over
             if self._over is not None:
@@ -106,8 +106,9 @@ class Exchange:
             piece = view[: min(self._credit, wire.PIECE)]
             view = view[len(piece) :]
             self._credit -= len(piece)
-            self._channel.write(wire.pack(wire.DATA, self.number, piece))
-            await self._channel.drain()
+            async with self._channel.bulk:  # else each of many would put a piece before a small order of others
+                self._channel.write(wire.pack(wire.DATA, self.number, piece))
+                await self._channel.drain()
 
     def whole(self, data: bytes) -> list[bytes]:
         """Returns the frames of data that fits the credit, and of its end."""
@@ -139,7 +140,7 @@ class Exchange:
 
     def _take(self, size: int) -> None:
         self._taken += size
-        if self._taken >= wire.WINDOW // 2 and self._over is None:
+        if self._taken >= self._window // 2 and self._over is None:
             self._channel.write(wire.credit(self.number, self._taken))
             self._allowed += self._taken
             self._taken = 0
@@ -196,6 +197,8 @@ class Channel:
         self._reading: asyncio.Task[None] | None = None
         self.lost = False
         self.instance = ""
+        self.version = 0
+        self.bulk = asyncio.Lock()
 
     @classmethod
     async def open(cls, opener: Opener, key: bytes) -> Channel:
@@ -236,7 +239,7 @@ class Channel:
             raise BadFrame("the answer is not the agent's")
         if not isinstance(instance, str) or len(instance) != 32 or not _INSTANCE.issuperset(instance):
             raise BadFrame("the agent does not name itself")
-        self.instance = instance
+        self.instance, self.version = instance, said["version"]
         self.write(wire.pack(wire.HELLO, 0, _encode({"proof": wire.prove(key, "host", nonce, theirs)})))
         return frames[1:]
 
@@ -263,11 +266,17 @@ class Channel:
         self.write(_open(exchange.number, op, fields))
         return exchange
 
-    def _new(self) -> Exchange:
+    def accept(self, port: int, window: int) -> Exchange:
+        """Begins to wait for a connection to the way out, which may send ``window`` bytes ahead. Raises ChannelLost."""
+        exchange = self._new(window)
+        self.write(_open(exchange.number, "accept", {"port": port, "window": window}))
+        return exchange
+
+    def _new(self, window: int = wire.WINDOW) -> Exchange:
         if self.lost:
             raise ChannelLost("the channel to the sandbox's agent is lost")
         self._last += 1
-        exchange = self._exchanges[self._last] = Exchange(self, self._last)
+        exchange = self._exchanges[self._last] = Exchange(self, self._last, window)
         return exchange
 
     def write(self, frame: bytes) -> None:

@@ -15,11 +15,15 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from skillyard.domain.errors import InvalidInput, OutputDropped, ProtectionMissing, SandboxFault, SandboxGone, shown
+from skillyard.domain.network.session import Egress
 from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, AtCap, Guest, Program, Stream, StreamLimits, encode_request
 from skillyard.domain.work.record import Ending, Outcome, Usage
+from skillyard.ports.gate import Plug
 from skillyard.sandbox.agent_channel import STALLED_S, AgentRefused, Channel, ChannelLost, Exchange, Opener
+from skillyard.sandbox.agent_way_out import WayOut
 from skillyard.sandbox.file_programs import FilesOfSandbox
 
+S = TypeVar("S", bound="AgentSandbox")
 T = TypeVar("T")
 
 ATTEMPTS = 3
@@ -149,6 +153,7 @@ class AgentSandbox(FilesOfSandbox):
 
     ``timeout_ms`` is the deadline of programs that are given none. With ``lease_s`` the agent's lease is renewed for as
     long as this object is open. ``image`` is the digest of the image that it was made of, where that is known.
+    ``gate`` is where its programs find a network, once it is plugged in.
     """
 
     def __init__(
@@ -160,12 +165,14 @@ class AgentSandbox(FilesOfSandbox):
         timeout_ms: int,
         lease_s: float | None = None,
         image: str = "",
+        gate: Plug | None = None,
     ) -> None:
         self.handle = handle
         self.image = image
         self.enforced = dict(enforced)
         self._timeout_ms = timeout_ms
         self._link = _Link(reach, handle, lease_s)
+        self.way_out = WayOut(self._link, gate)
         self._processes: dict[str, AgentProcess] = {}
 
     async def connect(self) -> None:
@@ -217,6 +224,10 @@ class AgentSandbox(FilesOfSandbox):
             raise
         return stream
 
+    async def plug(self, egress: Egress) -> None:
+        """Has programs that know a proxy find the session of the gate. Ports for others are not listened on."""
+        await self.way_out.open(egress)
+
     async def end(self) -> Usage:
         """Ends everything inside and the agent itself; returns the usage. Raises SandboxGone, SandboxFault."""
         try:
@@ -228,7 +239,19 @@ class AgentSandbox(FilesOfSandbox):
     async def close(self) -> None:
         """Lets go of the sandbox, which lives on as long as its lease."""
         self.lost_files()
+        await self.way_out.close()
         await self._link.close()
+
+
+async def plugged(sandbox: S, egress: Egress | None, destroy: Callable[[str], Awaitable[object]]) -> S:
+    """Returns a new sandbox with its network. One that cannot be plugged in is destroyed. Raises GateFault."""
+    if egress is not None:
+        try:
+            await sandbox.plug(egress)
+        except BaseException:
+            await asyncio.shield(destroy(sandbox.handle))
+            raise
+    return sandbox
 
 
 class _Link:

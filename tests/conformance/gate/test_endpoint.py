@@ -302,3 +302,76 @@ async def test_a_kind_that_the_host_lacks_is_refused_by_name(shared_gate: Proces
             with pytest.raises(GateFault, match="no endpoint of the kind vsock can be had here"):
                 await shared_gate.endpoint("run", EndpointKind.VSOCK)
         await session.close()
+
+
+def knocked(endpoint: Endpoint, words: bytes, after: bytes, pieces: int = 0) -> bytes:
+    """All that the gate says to a connection of a server that shows ``words``, some bytes at a time."""
+    with connected(endpoint) as sock:
+        for at in range(pieces):
+            sock.sendall(words[at : at + 1])
+        sock.sendall(words[pieces:] + after)
+        sock.shutdown(socket.SHUT_WR)
+        said = b""
+        with suppress(ConnectionResetError):
+            while piece := sock.recv(4096):
+                said += piece
+        return said
+
+
+@kinds
+async def test_a_server_shows_the_credential_once_for_all_requests(
+    shared_gate: ProcessGate, kind: EndpointKind
+) -> None:
+    """Then the connection is as one of a sandbox's own network: no request shows anything."""
+    async with Server(echo) as server, opened(shared_gate, "run", server, kind) as (session, endpoint):
+        connect = f"CONNECT api.test:{server.port} HTTP/1.1\r\nHost: api.test\r\n\r\n".encode()
+        for pieces in (0, 5):
+            said = await asyncio.to_thread(knocked, endpoint, endpoint.knock(), connect + b"hello\n", pieces)
+            assert said.startswith(b"HTTP/1.1 200 ")
+            assert said.endswith(b"hello\n")
+        both = b"GET http://other.test/ HTTP/1.1\r\nHost: other.test\r\n\r\n" * 2
+        said = await asyncio.to_thread(knocked, endpoint, endpoint.knock(), both)
+        assert said.count(b"HTTP/1.1 403 ") >= 1
+        assert b" 407 " not in said
+        socks5 = b"\x05\x01\x00\x05\x01\x00\x03\x08api.test" + server.port.to_bytes(2) + b"hello\n"
+        assert (await asyncio.to_thread(knocked, endpoint, endpoint.knock(), socks5)).endswith(b"hello\n")
+        rows = (await session.log()).connections
+        assert {(row.via, row.host, row.allowed) for row in rows} == {
+            ("connect", "api.test", True), ("http", "other.test", False), ("socks5", "api.test", True),
+        }  # fmt: skip
+
+
+@kinds
+async def test_a_wrong_knock_opens_nothing(shared_gate: ProcessGate, kind: EndpointKind) -> None:
+    limits = EgressLimits(header_s=0.5)
+    async with Server(echo) as server, opened(shared_gate, "run", server, kind, limits) as (session, endpoint):
+        connect = f"CONNECT api.test:{server.port} HTTP/1.1\r\nHost: api.test\r\n\r\n".encode()
+        right = endpoint.knock()
+        for wrong in (b"\0\n", right[:-2] + b"\n", b"\0x" + right[1:], right[:-1] + b"x\n", right[:-1], b"\0" * 600):
+            assert await asyncio.to_thread(knocked, endpoint, wrong, connect) == b"", wrong
+        assert server.taken == 0
+        assert {row.reason for row in await refusals(session)} == {"the credential of the endpoint is missing or wrong"}
+        silent = connected(endpoint)
+        silent.sendall(right[:9])
+        await until(lambda: _over(silent))
+        silent.close()
+
+
+async def test_a_knock_counts_for_the_session(shared_gate: ProcessGate) -> None:
+    limits = EgressLimits(connections_total=2)
+    async with Server(echo) as server, opened(shared_gate, "run", server, EndpointKind.UNIX, limits) as (run, endpoint):
+        connect = f"CONNECT api.test:{server.port} HTTP/1.1\r\nHost: api.test\r\n\r\n".encode()
+        said = [await asyncio.to_thread(knocked, endpoint, endpoint.knock(), connect) for _ in range(3)]
+        assert [bool(words) for words in said] == [True, True, False]
+        assert [row.reason for row in await refusals(run)] == ["more than 2 connections"]
+
+
+async def test_the_way_of_a_session_is_one_endpoint(shared_gate: ProcessGate) -> None:
+    async with Server(echo) as server:
+        session = await shared_gate.open("run", reaching(server, "api.test"))
+        first, second = await asyncio.gather(shared_gate.way(session.id), shared_gate.way(session.id))
+        assert first == second
+        assert first.kind is EndpointKind.UNIX
+        await session.close()
+        with pytest.raises(GateFault, match="no such session"):
+            await shared_gate.way(session.id)

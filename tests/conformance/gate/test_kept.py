@@ -427,7 +427,7 @@ async def test_many_sessions_go_on(house: House, rooms: Rooms) -> None:
 async def test_endpoints_go_on(house: House, kind: EndpointKind) -> None:
     async with echoing() as server:
         gate = house.server()
-        await gate.open(KEY, reaching(server, "api.test"), kept=True)
+        session = await gate.open(KEY, reaching(server, "api.test"), kept=True)
         endpoint = await gate.endpoint(KEY, kind)
         target = f"api.test:{server.port}"
         for turn in ("server", "gate", "both"):
@@ -439,6 +439,8 @@ async def test_endpoints_go_on(house: House, kind: EndpointKind) -> None:
                     kill(gate)
                 gate = house.server()
                 session = await gate.attach(KEY)
+            if kind is EndpointKind.UNIX:
+                assert await gate.way(session.id) == endpoint, "a backend finds the same one again"
         assert (await asyncio.to_thread(http, endpoint, target)).endswith(b"hello\n")
         assert b" 407 " in await asyncio.to_thread(http, endpoint, target, "x")
         await session.close()

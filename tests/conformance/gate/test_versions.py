@@ -32,7 +32,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 async def test_a_newer_gate_is_refused(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     await house.server().open(KEY, EgressPlan(policy("*")), kept=True)
     monkeypatch.setattr("skillyard.gate.link.PROTOCOL", 0)
-    with pytest.raises(GateFault, match="speaks version 1 of its protocol, and this server 0"):
+    with pytest.raises(GateFault, match=f"speaks version {PROTOCOL} of its protocol, and this server 0"):
         await house.server().start()
     monkeypatch.undo()
 

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from skillyard.domain.errors import SandboxFault, SandboxGone
-from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
+from skillyard.domain.sandbox.guarantees import Demand, Level, Nature, Probe
 from skillyard.domain.sandbox.spec import Argv, Held, Owner, SandboxSpec, Stream
 from skillyard.domain.work.record import Usage
+from skillyard.ports.gate import Plug
 from skillyard.sandbox.agent_channel import Opener
-from skillyard.sandbox.agent_client import AgentSandbox, Reach
+from skillyard.sandbox.agent_client import AgentSandbox, Reach, plugged
 from skillyard.sandbox.content import ContentCache, bound
 from skillyard.sandbox.guest_argv import guest_bundle
 from tests.conformance.sandbox import exec_walls
@@ -42,8 +43,8 @@ class ExecBackend:
     name = "exec"
     nature = Nature()
 
-    def __init__(self, base: Path) -> None:
-        self._base = base
+    def __init__(self, base: Path, gate: Plug | None = None) -> None:
+        self._base, self._gate = base, gate
         self._open: dict[str, AgentSandbox] = {}
         self._creating = asyncio.Lock()
         self._destroying: dict[str, asyncio.Task[Usage]] = {}
@@ -63,7 +64,10 @@ class ExecBackend:
             process = await sandbox.start(Argv(("python3", "-I", "-c", LOOK)), id="look")
             seen = b"".join([data async for data in process.output(Stream.STDOUT)])
             said = b"".join([data async for data in process.output(Stream.STDERR)])
-            return judge(json.loads(seen), exec_walls.host_uid()) if seen else absent(said.decode())
+            if not seen:
+                return absent(said.decode())
+            egress = await sandbox.way_out.look(sandbox, Level.KERNEL)
+            return judge(json.loads(seen), exec_walls.host_uid(), egress)
         finally:
             await self.destroy(sandbox.handle)
 
@@ -78,9 +82,10 @@ class ExecBackend:
         async with self._creating:
             for handle, state in self._states().items():
                 if state["key"] == key:
-                    return await self.attach(handle)
+                    return await plugged(await self.attach(handle), spec.egress, self.destroy)
             async with self._content.placed(spec, key) as placed:
-                return await self._make(placed, key, probe.enforced())
+                sandbox = await self._make(placed, key, probe.enforced())
+            return await plugged(sandbox, spec.egress, self.destroy)
 
     async def _make(self, spec: SandboxSpec, key: str, enforced: dict[str, str]) -> AgentSandbox:
         handle = f"exec-{secrets.token_hex(8)}"
@@ -104,7 +109,8 @@ class ExecBackend:
                 raise SandboxGone(f"sandbox {handle} is unknown here")
             reach = Reach(_opener(self._base / handle), bytes.fromhex(state["secret"]))
             lease_s = LEASE_S if state["owner"] == Owner.RUN else None
-            sandbox = AgentSandbox(reach, handle, state["enforced"], timeout_ms=state["timeout_ms"], lease_s=lease_s)
+            timeout_ms, enforced = state["timeout_ms"], state["enforced"]
+            sandbox = AgentSandbox(reach, handle, enforced, timeout_ms=timeout_ms, lease_s=lease_s, gate=self._gate)
             await sandbox.connect()
             self._open.setdefault(handle, sandbox)
         return self._open[handle]

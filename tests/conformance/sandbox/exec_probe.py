@@ -37,7 +37,7 @@ _SPACES = {
 _LIMITS_MEND = "use the native backend"
 
 
-def judge(seen: Mapping[str, object], host_uid: int) -> Probe:
+def judge(seen: Mapping[str, object], host_uid: int, egress: Protection) -> Probe:
     """A probe from what :data:`LOOK` printed; ``host_uid`` is whom its processes are outside."""
     status = dict(re.findall(r"^(\w+):\t(.*)$", str(seen["status"]), re.MULTILINE))
     spaces = seen["spaces"]
@@ -54,8 +54,8 @@ def judge(seen: Mapping[str, object], host_uid: int) -> Probe:
         "no_new_privs": status["NoNewPrivs"] == "1",
         "seccomp": status["Seccomp"] == "2",
     }
-    forwarding = {"forwarding": Protection(Level.SUPERVISED, by="the agent connects inside")}
-    return Probe("exec", ready=True, protections=_protections(found), facts=_facts(), abilities=forwarding)
+    abilities = {"forwarding": Protection(Level.SUPERVISED, by="the agent connects inside"), "egress": egress}
+    return Probe("exec", ready=True, protections=_protections(found), facts=_facts(), abilities=abilities)
 
 
 def absent(why: str) -> Probe:

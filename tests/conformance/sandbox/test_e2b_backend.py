@@ -12,6 +12,7 @@ from skillyard.domain.sandbox.guarantees import Level
 from skillyard.sandbox.e2b.backend import E2bBackend
 from skillyard.sandbox.e2b.probe import WITHOUT
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground
+from skillyard.testing.twin_gate import TwinGate
 from tests.conformance.sandbox import e2b_ground
 from tests.conformance.sandbox.conftest import Hold
 from tests.conformance.sandbox.e2b_ground import StandIn
@@ -25,6 +26,7 @@ lifecycle-names_that_it_does_not_have_are_refused
 endings-signal_is_told endings-kill_ends_the_whole_tree
 limits-full_disk_is_no_memory_kill
 content-packages_can_be_imported
+egress-proxy_clients_find_the_gate_and_nobody_elses egress-the_trusted_certificates_are_its_own
 guest-skills_and_blobs_are_read
 survival-start_and_create_of_an_earlier_server_are_found
 """
@@ -56,15 +58,17 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
 @pytest.fixture(scope="module")
 async def ground(provider: StandIn, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
     base, other = tmp_path_factory.mktemp("e2b"), tmp_path_factory.mktemp("other")
-    backend = E2bBackend(base, provider.settings, e2b_ground.key)
+    gate = TwinGate()
+    backend = E2bBackend(base, provider.settings, e2b_ground.key, gate)
 
     async def reopen() -> E2bBackend:
-        return E2bBackend(other, provider.settings, e2b_ground.key)
+        return E2bBackend(other, provider.settings, e2b_ground.key, gate)
 
     probe = await backend.probe()
     assert probe.ready, probe.facts
-    yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), reopen)
+    yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), reopen, gate=gate)
     await backend.close()
+    await gate.close()
 
 
 @pytest.mark.parametrize("promise", [*_promises()])

@@ -14,6 +14,7 @@ import pytest
 from skillyard.domain.errors import SandboxGone
 from skillyard.domain.sandbox.spec import Owner, Stream
 from skillyard.testing.sandbox_suite import Check, Ground
+from skillyard.testing.twin_gate import TwinGate
 from tests.agents import gone
 from tests.conformance.sandbox import exec_walls
 from tests.conformance.sandbox.conftest import Hold
@@ -40,13 +41,15 @@ and filters no system call; the agent has the user of its programs, so they may 
 @pytest.fixture(scope="module")
 async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
     base, other = tmp_path_factory.mktemp("exec"), tmp_path_factory.mktemp("other")
-    backend = ExecBackend(base)
+    gate = TwinGate()
+    backend = ExecBackend(base, gate)
 
     async def reopen() -> ExecBackend:
-        return ExecBackend(other)
+        return ExecBackend(other, gate)
 
-    yield Ground(backend, scratch=tmp_path_factory.mktemp("scratch"), hidden=(base,), reopen=reopen)
+    yield Ground(backend, scratch=tmp_path_factory.mktemp("scratch"), hidden=(base,), reopen=reopen, gate=gate)
     await backend.close()
+    await gate.close()
     assert [*base.glob("exec-*"), *other.glob("exec-*")] == []
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from skillyard.domain.errors import GateFault, ProtectionMissing, SandboxFault
-from skillyard.domain.network.session import DNS_PORT, MOST_PORTS, PROXY_PORT, TRUST_FILE, USUAL_PORTS, Egress
+from skillyard.domain.network.session import DNS_PORT, MOST_PORTS, PROXY_PORT, TRUST_FILE, USUAL_PORTS, Egress, Endpoint
 from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.sandbox.spec import Mount
@@ -70,6 +70,9 @@ class Refusing:
 
     def served(self, session: str) -> Collection[int]:
         return ()
+
+    async def way(self, session: str) -> Endpoint:
+        raise GateFault(f"{session}: the gate is gone")
 
     async def plug(self, session: str, sockets: Sequence[socket.socket]) -> None:
         self.given.append(sockets)

@@ -19,6 +19,7 @@ from skillyard.sandbox.oci.engine import Engine
 from skillyard.sandbox.oci.image_build import build
 from skillyard.sandbox.oci.probe import WITHOUT
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground
+from skillyard.testing.twin_gate import TwinGate
 from tests.conformance.sandbox import oci_ground
 from tests.conformance.sandbox.conftest import Hold
 from tests.hosts.docker_engine import Docker
@@ -32,6 +33,7 @@ lifecycle-names_that_it_does_not_have_are_refused
 endings-signal_is_told endings-kill_ends_the_whole_tree
 limits-full_disk_is_no_memory_kill benign-threads benign-text benign-who-am-i benign-sockets
 content-packages_can_be_imported
+egress-proxy_clients_find_the_gate_and_nobody_elses egress-the_trusted_certificates_are_its_own
 guest-skills_and_blobs_are_read
 survival-start_and_create_of_an_earlier_server_are_found
 """
@@ -77,15 +79,17 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Docker, O
 async def ground(engine: tuple[Docker, OciSettings], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
     docker, settings = engine
     base, other = tmp_path_factory.mktemp("oci"), tmp_path_factory.mktemp("other")
-    backend = OciBackend(base, settings)
+    gate = TwinGate()
+    backend = OciBackend(base, settings, gate)
 
     async def reopen() -> OciBackend:
-        return OciBackend(other, settings)
+        return OciBackend(other, settings, gate)
 
     probe = await backend.probe()
     assert probe.ready, probe.facts
-    yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), reopen, patience=3.0)
+    yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), reopen, patience=3.0, gate=gate)
     await backend.close()
+    await gate.close()
     assert docker("ps", "-aq").stdout == ""
 
 

@@ -14,6 +14,7 @@ from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.sandbox.opensandbox.backend import OpenSandboxBackend
 from skillyard.sandbox.opensandbox.probe import WITHOUT
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground
+from skillyard.testing.twin_gate import TwinGate
 from tests.conformance.sandbox import opensandbox_ground
 from tests.conformance.sandbox.conftest import Hold
 from tests.conformance.sandbox.opensandbox_ground import OpenSandbox
@@ -26,6 +27,7 @@ lifecycle-enforced_is_what_the_probe_offers
 lifecycle-names_that_it_does_not_have_are_refused
 endings-signal_is_told endings-kill_ends_the_whole_tree
 content-packages_can_be_imported
+egress-proxy_clients_find_the_gate_and_nobody_elses egress-the_trusted_certificates_are_its_own
 guest-skills_and_blobs_are_read
 survival-start_and_create_of_an_earlier_server_are_found
 """
@@ -48,15 +50,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSandbox]:
 @pytest.fixture(scope="module")
 async def ground(server: OpenSandbox, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
     base, other = tmp_path_factory.mktemp("osb"), tmp_path_factory.mktemp("other")
-    backend = OpenSandboxBackend(base, server.settings())
+    gate = TwinGate()
+    backend = OpenSandboxBackend(base, server.settings(), gate)
 
     async def reopen() -> OpenSandboxBackend:
-        return OpenSandboxBackend(other, server.settings())
+        return OpenSandboxBackend(other, server.settings(), gate)
 
     probe = await backend.probe()
     assert probe.ready, probe.facts
-    yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), reopen, patience=3.0)
+    yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), reopen, patience=3.0, gate=gate)
     await backend.close()
+    await gate.close()
 
 
 @pytest.mark.parametrize("promise", [*_promises()])

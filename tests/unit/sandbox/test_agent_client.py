@@ -50,8 +50,8 @@ Answer = Callable[[int, Mapping[str, Any]], bytes]
 class LyingAgent:
     """The host's end of a channel to an agent that says hello truly, and then ``answer`` to each operation."""
 
-    def __init__(self, answer: Answer, *, close: bool = True, key: bytes = KEY) -> None:
-        self._answer, self._close, self._key = answer, close, key
+    def __init__(self, answer: Answer, *, close: bool = True, key: bytes = KEY, version: int = 1) -> None:
+        self._answer, self._close, self._key, self._version = answer, close, key, version
         self._reader = asyncio.StreamReader()
         self._parser = wire.Parser(wire.TO_AGENT)
         self._ended = False
@@ -68,7 +68,7 @@ class LyingAgent:
             if kind == wire.HELLO and b"versions" in payload:
                 nonce = json.loads(payload)["nonce"]
                 proof = wire.prove(self._key, "agent", nonce, "n")
-                said = {"version": 1, "instance": "0" * 32, "nonce": "n", "proof": proof}
+                said = {"version": self._version, "instance": "0" * 32, "nonce": "n", "proof": proof}
                 self._feed(wire.pack(wire.HELLO, 0, json.dumps(said).encode()))
             elif kind == wire.OPEN:
                 self._feed(self._answer(number, json.loads(payload)))

@@ -16,6 +16,8 @@ PROXY_PORT = 3128
 """Where HTTP and SOCKS5 proxy clients find the gate, at 127.0.0.1 inside."""
 ENDPOINT_USER = "skillyard"
 """The user beside the credential of an endpoint."""
+KNOCK = b"\0"
+"""The first byte of a connection to an endpoint that shows the credential once, before all else."""
 _LOCAL = "localhost,127.0.0.1,::1"
 TRUST_FILE = "/run/egress/ca.pem"
 """Where a sandbox finds the certificates to trust, among them its session's authority."""
@@ -101,6 +103,10 @@ class Endpoint:
     kind: EndpointKind
     address: str
     credential: str = field(repr=False)
+
+    def knock(self) -> bytes:
+        """Returns the first words of a connection whose requests show no credential."""
+        return KNOCK + f"{ENDPOINT_USER}:{self.credential}\n".encode()
 
     def env(self, at: str) -> Mapping[str, str]:
         """Returns the variables for programs that find the endpoint at ``at`` (``HOST:PORT``)."""

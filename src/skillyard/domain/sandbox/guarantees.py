@@ -82,8 +82,9 @@ need; it neither sees nor changes another sandbox."""
 
 GUARANTEES = (*BOUNDARIES, *LIMITS)
 
-ABILITIES = ("egress", "forwarding", "keeping", "snapshots")
-"""Optional: ``egress`` is a network with no way out but the gate; ``forwarding`` reaches ports of a sandbox from
+ABILITIES = ("egress", "direct", "forwarding", "keeping", "snapshots")
+"""Optional: ``egress`` is a network with no way out but the gate; ``direct`` says that programs find it which know no
+proxy; ``forwarding`` reaches ports of a sandbox from
 outside; ``keeping`` spares chosen programs when a sandbox is cleared between two calls; ``snapshots`` make sandboxes
 from the files of others."""
 

@@ -28,7 +28,7 @@ host numbers its exchanges 1, 2, … and the agent opens none.
     R  JSON                   agent: the result; the exchange is over
     F  {"kind", "text", …}    agent: it failed; the exchange is over
 
-Hello: the host says ``{"versions": [1], "nonce": …}``. The agent answers ``{"version": 1, "instance": …, "nonce": …,
+Hello: the host says ``{"versions": [1, 2], "nonce": …}``. The agent answers ``{"version": 2, "instance": …, "nonce": …,
 "proof": …}``, or ``{"versions": […]}`` where it knows none of them. The host says ``{"proof": …}``. Proofs are made
 with the key of the settings (:func:`.wire.prove`): a program that replaces the socket cannot answer, and one that finds
 the socket is not served. The instance differs for each agent, so that a new one is not taken for an old one.
@@ -46,6 +46,9 @@ Operations, with their further fields:
     close      id                     end of its standard input
     files                             a byte stream both ways to a worker for files (:mod:`skillyard.guest.files`)
     forward    port                   a byte stream both ways to a port on loopback; an empty piece says that it stands
+    listen     port                   listens on a port of loopback, for as long as the agent lives
+    accept     port, window           the next connection to that port, as a byte stream both ways; an empty piece says
+                                      that there is one. ``window`` is the host's credit at the beginning
     lease                             begins the lease anew
     end                               ends everything, tells the usage, and exits
 

@@ -62,8 +62,11 @@ class Relay(Exchange):
     def _read(self) -> None:
         if self._end is None:
             return
+        if not (room := self.room):  # another source has taken it since this one was found ready
+            self._watch()
+            return
         try:
-            data = self._end.recv(self.room)
+            data = self._end.recv(room)
         except BlockingIOError:
             return
         except OSError:

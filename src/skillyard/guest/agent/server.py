@@ -13,6 +13,7 @@ from .loop import Loop
 from .programs import STREAMS, Place, Program, Programs, Refused, raise_files, spent
 from .relay import Forward, Workers
 from .supervisor import end_others
+from .way_out import WaysOut
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Agent:
         self._place = Place(settings, bundle, raise_files(), fork)
         self._programs = Programs(self.loop, self._place, self._sweep)
         self._workers = Workers(self.loop, self._place.user)
+        self._ways_out = WaysOut(self.loop)
         self._channels: list[Channel] = []
         self._ends: list[Exchange] = []
         self._ending = False
@@ -134,7 +136,17 @@ class Agent:
         return self._workers.relay(channel, number)
 
     def _forward(self, channel: Channel, number: int, order: Mapping[str, Any]) -> Exchange:
-        return Forward(channel, number, self.loop, order["port"])
+        port = order["port"]
+        if port in self._ways_out:  # a connection from outside would act for the sandbox
+            raise Refused("refused", f"port {port} is the sandbox's way out")
+        return Forward(channel, number, self.loop, port)
+
+    def _listen(self, channel: Channel, number: int, order: Mapping[str, Any]) -> Exchange:
+        self._ways_out.listen(order["port"])
+        return _Answer(channel, number, {})
+
+    def _take_next(self, channel: Channel, number: int, order: Mapping[str, Any]) -> Exchange:
+        return self._ways_out.accept(channel, number, order["port"], order["window"])
 
     def _renewed(self, channel: Channel, number: int, _: Mapping[str, Any]) -> Exchange:
         self._renew()
@@ -343,6 +355,8 @@ _OPERATIONS: dict[str, Callable[[Agent, Channel, int, Mapping[str, Any]], Exchan
     "close": Agent._close,
     "files": Agent._files,
     "forward": Agent._forward,
+    "listen": Agent._listen,
+    "accept": Agent._take_next,
     "lease": Agent._renewed,
     "end": Agent._end,
 }

@@ -9,7 +9,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-VERSIONS = (1,)
+VERSIONS = (1, 2)
+"""Version 2 has the operations `listen` and `accept`."""
+WITH_A_WAY_OUT = 2
 HELLO, OPEN, DATA, END, CREDIT, CANCEL, REPLY, FAIL = b"HODEWCRF"
 PIECE = 64 * 1024
 """The most bytes of one frame of data."""
@@ -20,6 +22,7 @@ EXCHANGES = 512
 _HEAD = struct.Struct(">BII")
 _NUMBER = struct.Struct(">I")
 MOST_CREDIT = 1 << 30
+LEAST_WINDOW = 4096
 
 TO_AGENT = {HELLO: 4096, OPEN: 4 << 20, DATA: PIECE, END: 0, CREDIT: 4, CANCEL: 0}
 FROM_AGENT = {HELLO: 4096, DATA: PIECE, END: 0, CREDIT: 4, REPLY: 64 * 1024, FAIL: 8192}

@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, Any
 from skillyard.config.backends import E2bSettings
 from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SkillyardError, shown
 from skillyard.domain.foreign_json import BadJson, parse_json
-from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
+from skillyard.domain.sandbox.guarantees import Demand, Level, Nature, Probe
 from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Held, Owner, Program, SandboxSpec, StreamLimits
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Usage
+from skillyard.ports.gate import Plug
 from skillyard.sandbox.agent_channel import Opener
-from skillyard.sandbox.agent_client import AgentProcess, AgentSandbox, Reach
+from skillyard.sandbox.agent_client import AgentProcess, AgentSandbox, Reach, plugged
 from skillyard.sandbox.content import ContentCache
 from skillyard.sandbox.e2b import stage
 from skillyard.sandbox.e2b.channel import CommandChannel
@@ -93,8 +94,8 @@ class E2bBackend:
 
     name = NAME
 
-    def __init__(self, state: Path, settings: E2bSettings, find: KeyStore | None) -> None:
-        self._state, self._settings = state, settings
+    def __init__(self, state: Path, settings: E2bSettings, find: KeyStore | None, gate: Plug | None = None) -> None:
+        self._state, self._settings, self._gate = state, settings, gate
         self._provider = Provider(settings, find)
         self._open: dict[str, E2bSandbox] = {}
         self._destroying: dict[str, asyncio.Task[Usage]] = {}
@@ -133,9 +134,10 @@ class E2bBackend:
             sandbox = await self._make(spec, f"probe-{secrets.token_hex(8)}", template, {})
             try:
                 seen = await look_inside(sandbox, LOOK, bound_ms=_LOOK_LIMITS.timeout_ms)
+                egress = await sandbox.way_out.look(sandbox, Level.PROVIDER)
             finally:
                 await self.destroy(sandbox.handle)
-            return judge(seen, self._machines[template], facts)
+            return judge(seen, self._machines[template], facts, egress)
         except BackendAway as error:
             return absent(error.message, facts, away=True)
         except SkillyardError as error:
@@ -157,9 +159,11 @@ class E2bBackend:
         async with self._creating.setdefault(key, asyncio.Lock()):
             try:
                 if (found := await self._found(key)) is not None:
-                    return await self.attach(found)
-                async with self._content.placed(spec, key) as placed:
-                    return await self._make(placed, key, template, probe.enforced())
+                    sandbox = await self.attach(found)
+                else:
+                    async with self._content.placed(spec, key) as placed:
+                        sandbox = await self._make(placed, key, template, probe.enforced())
+                return await plugged(sandbox, spec.egress, self.destroy)
             finally:
                 self._creating.pop(key, None)
                 self._content.release(key)  # it was uploaded
@@ -289,9 +293,8 @@ class E2bBackend:
         handle = str(machine.sandbox_id)
         if not _HANDLE.fullmatch(handle):
             raise SandboxFault(f"the provider names a machine {shown(handle)}, which cannot be")
-        sandbox = E2bSandbox(
-            Reach(self._opener(machine), key), handle, enforced, timeout_ms=timeout_ms, lease_s=lease_s
-        )
+        reach = Reach(self._opener(machine), key)
+        sandbox = E2bSandbox(reach, handle, enforced, timeout_ms=timeout_ms, lease_s=lease_s, gate=self._gate)
         sandbox.lifetime = Lifetime(self._provider, handle, ttl_s, self._settings.max_ttl_s, ttl_s)
         try:
             await sandbox.connect()
@@ -430,8 +433,7 @@ def _timeout_ms(machine: Machine) -> float:
 
 
 def _make(place: Place) -> E2bBackend:
-    return E2bBackend(place.run_dir / "e2b", place.settings.e2b, place.secret)
+    return E2bBackend(place.run_dir / "e2b", place.settings.e2b, place.secret, place.plug)
 
 
-KIND = Kind(Nature(without=WITHOUT, network=False, remote=True), _make)
-"""Nothing inside has a way out: the gate is on the server's host."""
+KIND = Kind(Nature(without=WITHOUT, remote=True), _make)

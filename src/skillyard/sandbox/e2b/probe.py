@@ -23,7 +23,7 @@ _WHY = {
 _BOUNDS_MEND = "give the template control groups: a kernel with memory, pids and cpu controllers"
 
 
-def judge(seen: Mapping[str, Any], machine: Mapping[str, Any], facts: Mapping[str, str]) -> Probe:
+def judge(seen: Mapping[str, Any], machine: Mapping[str, Any], facts: Mapping[str, str], egress: Protection) -> Probe:
     """Returns the probe from the accounts of :data:`LOOK` and of the stage.
 
     They are the provider's word, since both came through its machine.
@@ -40,8 +40,7 @@ def judge(seen: Mapping[str, Any], machine: Mapping[str, Any], facts: Mapping[st
         "machine_processors": str(machine["processors"]),
         "own_kernel": "yes" if own else "no: it shares this server's kernel",
     }
-    away = Protection(Level.MISSING, why="the gate is on the server's host", mend="use the isolation 'native'")
-    abilities = {"egress": away, "forwarding": Protection(Level.PROVIDER, by="the agent connects inside")}
+    abilities = {"egress": egress, "forwarding": Protection(Level.PROVIDER, by="the agent connects inside")}
     return Probe(NAME, True, walls | ({OWN_KERNEL: kernel} if own else {}) | _limits(machine), told, abilities)
 
 

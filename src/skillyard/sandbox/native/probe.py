@@ -183,7 +183,10 @@ async def _look(backend: Prober) -> tuple[dict[str, Any], dict[str, Protection]]
     async with sandbox_to_look_at(backend, mounts=(Mount(_OWN, "/skills/probe"),)) as sandbox:
         with closing(await attempt(backend, sandbox.handle)) as tried:
             seen = await look_inside(sandbox, _LOOK, *([] if tried.why else ["find"]), bound_ms=_BOUND_MS)
-            return seen, {"egress": tried.found(), "forwarding": await _forwarding(sandbox)}
+            return seen, {
+                **dict.fromkeys(("egress", "direct"), tried.found()),
+                "forwarding": await _forwarding(sandbox),
+            }
 
 
 KEEPS = "the first process of the sandbox, by the parents that the kernel tells"

@@ -21,13 +21,14 @@ from urllib.parse import quote
 
 from skillyard.config.backends import OciSettings
 from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SandboxGone, SkillyardError, shown
-from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
+from skillyard.domain.sandbox.guarantees import Demand, Level, Nature, Probe, Protection
 from skillyard.domain.sandbox.image import check_image
 from skillyard.domain.sandbox.spec import Argv, Held, Owner, SandboxSpec, Stream
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Usage
+from skillyard.ports.gate import Plug
 from skillyard.sandbox.agent_channel import Opener
-from skillyard.sandbox.agent_client import AgentSandbox, Reach
+from skillyard.sandbox.agent_client import AgentSandbox, Reach, plugged
 from skillyard.sandbox.content import ContentCache
 from skillyard.sandbox.guest_argv import guest_bundle
 from skillyard.sandbox.oci import container
@@ -55,8 +56,8 @@ class OciBackend:
 
     name = "oci"
 
-    def __init__(self, state: Path, settings: OciSettings) -> None:
-        self._state, self._settings = state, settings
+    def __init__(self, state: Path, settings: OciSettings, gate: Plug | None = None) -> None:
+        self._state, self._settings, self._gate = state, settings, gate
         self._engine = Engine(settings.socket)
         self._open: dict[str, AgentSandbox] = {}
         self._destroying: dict[str, asyncio.Task[Usage]] = {}
@@ -108,8 +109,8 @@ class OciBackend:
         """Returns an image with what is in force in its containers. Raises SkillyardError."""
         if image.id not in self._images:
             spec = SandboxSpec(limits=Limits(memory_mb=64, cpus=0.5, pids=32, disk_mb=16, timeout_ms=20_000))
-            seen = await self._seen(image, spec)
-            self._images[image.id] = image, seen, judge(seen, spec, self._processors, facts)
+            seen, egress = await self._seen(image, spec)
+            self._images[image.id] = image, seen, judge(seen, spec, self._processors, facts, egress)
         return self._images[image.id]
 
     async def _facts(self) -> dict[str, str]:
@@ -126,14 +127,15 @@ class OciBackend:
             "cgroup_version": str(info.get("CgroupVersion", "")),
         }
 
-    async def _seen(self, image: Image, spec: SandboxSpec) -> Mapping[str, Any]:
-        """Returns what a program sees in a container of ``image``. Raises SkillyardError."""
+    async def _seen(self, image: Image, spec: SandboxSpec) -> tuple[Mapping[str, Any], Protection]:
+        """Returns what a program sees in a container of ``image``, and its way out. Raises SkillyardError."""
         sandbox = await self._make(spec, f"probe-{secrets.token_hex(8)}", image, "", {})
         try:
             process = await sandbox.start(Argv(("python3", "-I", "-c", LOOK), cwd="/"), id="look", timeout_ms=20_000)
             text = b"".join([data async for data in process.output(Stream.STDOUT)])
             said = b"".join([data async for data in process.output(Stream.STDERR)])
             await process.wait()
+            egress = await sandbox.way_out.look(sandbox, Level.SUPERVISED)
         finally:
             await self.destroy(sandbox.handle)
         try:
@@ -142,7 +144,7 @@ class OciBackend:
             seen = None
         if not isinstance(seen, dict):
             raise SandboxFault(f"python does not run in {image.id}: {said.decode('utf-8', 'replace')[-300:]}")
-        return seen
+        return seen, egress
 
     async def _image(self, name: str) -> Image:
         """Returns an image that the engine has; none is ever pulled. Raises InvalidInput, BackendAway."""
@@ -177,10 +179,12 @@ class OciBackend:
         async with self._creating.setdefault(key, asyncio.Lock()):
             try:
                 if (handle := await self._found(key)) is not None:
-                    return await self.attach(handle)
-                image, packages, enforced = await self._fit(name, spec)
-                async with self._content.placed(spec, key) as placed:
-                    return await self._make(placed, key, image, packages, enforced)
+                    sandbox = await self.attach(handle)
+                else:
+                    image, packages, enforced = await self._fit(name, spec)
+                    async with self._content.placed(spec, key) as placed:
+                        sandbox = await self._make(placed, key, image, packages, enforced)
+                return await plugged(sandbox, spec.egress, self.destroy)
             finally:
                 self._creating.pop(key, None)
 
@@ -257,7 +261,9 @@ class OciBackend:
     ) -> AgentSandbox:
         lease_s = container.LEASE_S if owner is Owner.RUN else None
         reach = Reach(self._opener(handle), bytes.fromhex(secret))
-        sandbox = AgentSandbox(reach, handle, enforced, timeout_ms=timeout_ms, lease_s=lease_s, image=image)
+        sandbox = AgentSandbox(
+            reach, handle, enforced, timeout_ms=timeout_ms, lease_s=lease_s, image=image, gate=self._gate
+        )
         try:
             await sandbox.connect()
         except BaseException:
@@ -403,7 +409,7 @@ def _gone(handle: str) -> SandboxGone:
 
 
 def _make(place: Place) -> OciBackend:
-    return OciBackend(place.run_dir / "oci", place.settings.oci)
+    return OciBackend(place.run_dir / "oci", place.settings.oci, place.plug)
 
 
-KIND = Kind(Nature(without=WITHOUT, network=False), _make)
+KIND = Kind(Nature(without=WITHOUT), _make)

@@ -69,7 +69,9 @@ _NOT_SEEN = "it was not in force in a test container"
 _LIMITS_MEND = "give the engine control groups of version 2, or run it as root"
 
 
-def judge(seen: Mapping[str, Any], spec: SandboxSpec, processors: int, facts: Mapping[str, str]) -> Probe:
+def judge(
+    seen: Mapping[str, Any], spec: SandboxSpec, processors: int, facts: Mapping[str, str], egress: Protection
+) -> Probe:
     """Returns the probe, from what :data:`LOOK` told of a container made for ``spec``."""
     here = seen["boot"] == _boot()
     level = Level.KERNEL if here else Level.PROVIDER
@@ -77,7 +79,7 @@ def judge(seen: Mapping[str, Any], spec: SandboxSpec, processors: int, facts: Ma
     walls["landlock"] = Protection(Level.MISSING, why="engines do not offer it", mend=_MENDS["landlock"])
     walls["own_uid"] = Protection(Level.MISSING, why="containers share one user id", mend=_MENDS["own_uid"])
     told = dict(facts) | {"guest_kernel": str(seen["release"]), "python": ".".join(map(str, seen["python"]))}
-    abilities = {"forwarding": Protection(Level.SUPERVISED, by="the agent connects inside")}
+    abilities = {"forwarding": Protection(Level.SUPERVISED, by="the agent connects inside"), "egress": egress}
     found = {name: walls[name] for name in WALLS} | _limits(seen, spec, processors, level)
     return Probe("oci", True, found, told, abilities)
 

@@ -26,12 +26,13 @@ from typing import Any
 from skillyard.config.backends import OpenSandboxSettings
 from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SkillyardError, shown
 from skillyard.domain.foreign_json import BadJson, parse_json
-from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
+from skillyard.domain.sandbox.guarantees import Demand, Level, Nature, Probe
 from skillyard.domain.sandbox.spec import Held, Owner, SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Usage
+from skillyard.ports.gate import Plug
 from skillyard.sandbox.agent_channel import Opener
-from skillyard.sandbox.agent_client import Reach
+from skillyard.sandbox.agent_client import Reach, plugged
 from skillyard.sandbox.content import ContentCache
 from skillyard.sandbox.e2b.backend import E2bSandbox
 from skillyard.sandbox.e2b.lifetime import Lifetime, span
@@ -72,8 +73,8 @@ class OpenSandboxBackend:
 
     name = NAME
 
-    def __init__(self, state: Path, settings: OpenSandboxSettings) -> None:
-        self._state, self._settings = state, settings
+    def __init__(self, state: Path, settings: OpenSandboxSettings, gate: Plug | None = None) -> None:
+        self._state, self._settings, self._gate = state, settings, gate
         self._server = Server(settings)
         self._open: dict[str, E2bSandbox] = {}
         self._doors: dict[str, Door] = {}
@@ -111,6 +112,7 @@ class OpenSandboxBackend:
             try:
                 words = (host, port or ("443" if self._settings.protocol == "https" else "80"))
                 seen = await look_inside(sandbox, LOOK, *words, bound_ms=_LOOK_LIMITS.timeout_ms)
+                egress = await sandbox.way_out.look(sandbox, Level.PROVIDER)
             finally:
                 await self.destroy(sandbox.handle)
             inside = self._images[image]
@@ -118,7 +120,7 @@ class OpenSandboxBackend:
                 "memory": str(memory(_LOOK_LIMITS)),
                 "cpus": str(min(_LOOK_LIMITS.cpus, float(inside["processors"]))),
             }
-            return judge(seen, inside, wanted, facts)
+            return judge(seen, inside, wanted, facts, egress)
         except BackendAway as error:
             mend = "start the server, and set opensandbox.domain and opensandbox.protocol"
             return absent(error.message, facts, mend, away=True)
@@ -143,10 +145,12 @@ class OpenSandboxBackend:
         async with self._creating.setdefault(key, asyncio.Lock()):
             try:
                 if (found := await self._found(key)) is not None:
-                    return await self.attach(found)
-                await self._fit(spec, image, probe)
-                async with self._content.placed(spec, key) as placed:
-                    return await self._make(placed, key, image, probe.enforced())
+                    sandbox = await self.attach(found)
+                else:
+                    await self._fit(spec, image, probe)
+                    async with self._content.placed(spec, key) as placed:
+                        sandbox = await self._make(placed, key, image, probe.enforced())
+                return await plugged(sandbox, spec.egress, self.destroy)
             finally:
                 self._creating.pop(key, None)
                 self._content.release(key)  # it was uploaded
@@ -251,7 +255,9 @@ class OpenSandboxBackend:
         named = _named(handle, metadata)
         reach = Reach(self._opener(handle, named.nonce), self._agent_key(named.nonce))
         lease_s = LEASE_S if named.owner is Owner.RUN else None
-        sandbox = E2bSandbox(reach, handle, named.enforced, timeout_ms=named.timeout_ms, lease_s=lease_s)
+        sandbox = E2bSandbox(
+            reach, handle, named.enforced, timeout_ms=named.timeout_ms, lease_s=lease_s, gate=self._gate
+        )
         most_s = self._settings.max_ttl_s
         sandbox.lifetime = Lifetime(self._server, handle, span(named.timeout_ms, most_s), most_s, left_s)
         try:
@@ -416,8 +422,7 @@ def _owner(remote: Remote) -> Owner:
 
 
 def _make(place: Place) -> OpenSandboxBackend:
-    return OpenSandboxBackend(place.run_dir / "opensandbox", place.settings.opensandbox)
+    return OpenSandboxBackend(place.run_dir / "opensandbox", place.settings.opensandbox, place.plug)
 
 
-KIND = Kind(Nature(without=WITHOUT, network=False, remote=True), _make)
-"""Nothing inside has a way out: the gate is on the server's host."""
+KIND = Kind(Nature(without=WITHOUT, remote=True), _make)

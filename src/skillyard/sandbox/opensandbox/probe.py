@@ -74,7 +74,11 @@ _NET_MEND = (
 
 
 def judge(
-    seen: Mapping[str, Any], inside: Mapping[str, Any], wanted: Mapping[str, str], facts: Mapping[str, str]
+    seen: Mapping[str, Any],
+    inside: Mapping[str, Any],
+    wanted: Mapping[str, str],
+    facts: Mapping[str, str],
+    egress: Protection,
 ) -> Probe:
     """Returns the probe, from what :data:`LOOK` and the door told.
 
@@ -94,8 +98,8 @@ def judge(
         "python": ".".join(map(str, inside["python"])),
         "denied": ", ".join(f"{name} ({why})" for name, why in sorted(seen["ways"].items()) if why)[:500],
     }
-    forwarding = {"forwarding": Protection(Level.PROVIDER, by="the agent connects inside")}
-    return Probe(NAME, True, walls | _limits(seen, wanted), told, forwarding)
+    abilities = {"forwarding": Protection(Level.PROVIDER, by="the agent connects inside"), "egress": egress}
+    return Probe(NAME, True, walls | _limits(seen, wanted), told, abilities)
 
 
 def absent(why: str, facts: Mapping[str, str], mend: str = "", *, away: bool = False) -> Probe:

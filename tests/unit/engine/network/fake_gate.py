@@ -99,6 +99,9 @@ class FakeGate:
     async def endpoint(self, key: str, kind: EndpointKind) -> Endpoint:
         raise GateFault(f"the fake gate has no {kind.value} endpoint for {key}")
 
+    async def way(self, session: str) -> Endpoint:
+        raise GateFault(f"the fake gate has no way for {session}")
+
     def served(self, session: str) -> Collection[int]:
         return ()
 
