@@ -71,6 +71,7 @@ async def open_ports(
     ``backend`` takes the place of the backends that the settings name.
     """
     from skillyard.engine.app import Ports
+    from skillyard.mcp_servers.connecting import SdkToolServers
     from skillyard.stores.clock import SystemIds
     from skillyard.stores.files.blobs import LocalBlobs
     from skillyard.stores.files.environments import LocalEnvironments
@@ -81,6 +82,7 @@ async def open_ports(
     from skillyard.stores.sqlite.records import SqliteRecords
     from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
     from skillyard.stores.sqlite.sessions import SqliteSessions
+    from skillyard.stores.sqlite.tools import SqliteTools
 
     durable = settings.records.durable
     database = await Database.open(places.database, durable=durable)
@@ -116,6 +118,8 @@ async def open_ports(
         ids=ids,
         environments=LocalEnvironments(places.environments, rest.clock),
         jailed=jailed,
+        tools=SqliteTools(database),
+        tool_servers=SdkToolServers(),
         gate=gate,
         secret_readers=readers,
     )

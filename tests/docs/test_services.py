@@ -20,7 +20,19 @@ WHOLE = {"App", "Ports", "Sections", "Settings"}
 """Everything at once; a service takes the ports, sections and services that it uses."""
 MAY_TAKE_ALL = {"engine/app.py"}
 MAKES_SANDBOXES = {"engine/lending.py"}
-PARTS = {"blobs", "commands", "jobs", "network", "packages", "runs", "secrets", "services", "sessions", "skills"}
+PARTS = {
+    "blobs",
+    "commands",
+    "gateway",
+    "jobs",
+    "network",
+    "packages",
+    "runs",
+    "secrets",
+    "services",
+    "sessions",
+    "skills",
+}
 
 
 def trees(place: Path) -> Iterator[tuple[str, ast.Module]]:

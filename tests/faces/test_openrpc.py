@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -50,9 +51,12 @@ runs.show runs.logs runs.wait runs.events policy.explain policy.show
 catalogue.versions catalogue.pin catalogue.unpin catalogue.diff catalogue.review catalogue.problems
 catalogue.withdraw catalogue.restore environments.build environments.show environments.list
 environments.wheels environments.remove skills.list skills.load skills.activate skills.upload
-skills.set_version skills.disable skills.delete server.drain secrets.delete blobs.delete
+skills.set_version skills.disable skills.delete
+tools.refresh tools.approve tools.list tools.rows tools.call tools.servers tools.revoke tools.stop
+server.drain secrets.delete blobs.delete
 """
 ORDER = SCENARIO.split()
+TOY = Path(__file__).parent / "gateway" / "toy"
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +74,11 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncRuntime]:
             environments={"tables": {"packages": ["alpha"]}},
             packages={"index": index.url, "run_code": ["*"]},
             network={"rules": ["*.example.com:443"], "run_code": ["*.example.com:443"]},
+            mcp={
+                "servers": {
+                    "git": {"command": ["python3", "toy_server.py"], "source": TOY, "env": {"TOY_TOOLS": "git_status"}}
+                }
+            },
         )
         with SyncRuntime(settings=settings) as runtime:
             for version in ("1.0.0", "1.1.0"):

@@ -45,6 +45,12 @@ REPEATABLE = frozenset(
         "skills.task_status",
         "skills.task_watch",
         "skills.tasks",
+        "tools.approve",
+        "tools.list",
+        "tools.revoke",
+        "tools.rows",
+        "tools.servers",
+        "tools.stop",
     }
 )
 """Methods that may be sent twice."""
@@ -57,6 +63,7 @@ RUNS = frozenset(
         "skills.run_cmd_async",
         "skills.run_service",
         "skills.start_job",
+        "tools.call",
     }
 )
 """Methods that start a run."""

@@ -173,6 +173,12 @@ class JobNotFound(InvalidInput):
     type = "JobNotFound"
 
 
+class ToolNotFound(InvalidInput):
+    """The MCP server or its tool does not exist, is held back, or the principal may not use it."""
+
+    type = "ToolNotFound"
+
+
 class SecretNotFound(InvalidInput):
     """The secret or its version does not exist."""
 
@@ -280,6 +286,12 @@ class SandboxCutOff(SandboxGone):
 
 class GateFault(SandboxFault):
     """The gate, which is a sandbox's only way out, failed or knows no such session."""
+
+
+class ToolServerFault(InternalError):
+    """An MCP server could not be started, ended, or broke its protocol or a bound."""
+
+    type = "ToolServerError"
 
 
 class ValidatorFault(InternalError):

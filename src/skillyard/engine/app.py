@@ -21,6 +21,9 @@ from skillyard.engine.commands.courier import Courier
 from skillyard.engine.commands.service import CommandService
 from skillyard.engine.commands.tasks import TaskService
 from skillyard.engine.driver import Tools
+from skillyard.engine.gateway.catalogue import ToolCatalogue
+from skillyard.engine.gateway.service import Books, Gateway
+from skillyard.engine.gateway.starting import Starter
 from skillyard.engine.jobs.driving import Around, Jobs
 from skillyard.engine.jobs.service import JobService
 from skillyard.engine.lending import Lender
@@ -69,7 +72,10 @@ from skillyard.ports.sandbox import Backend
 from skillyard.ports.secrets import SecretAudit, SecretReader, SecretStore
 from skillyard.ports.sessions import SessionStore
 from skillyard.ports.skills import BundleStore, SkillStore
+from skillyard.ports.tools import ToolServers, ToolStore
 
+TOOL_SERVERS_S = 5.0
+"""How often MCP servers are looked at that nobody calls."""
 KEEP_NETWORKS_S = 5.0
 """How often the connections of runs at work are written down."""
 
@@ -94,6 +100,8 @@ class Ports:
     bundles: BundleStore
     environments: EnvironmentStore
     jailed: Jailed
+    tools: ToolStore
+    tool_servers: ToolServers
     gate: Gate | None = None
     """The way out of sandboxes; without one, runs that need a network are refused."""
     secret_readers: Sequence[SecretReader] = ()
@@ -152,6 +160,7 @@ class App:
             self.waiting,
             open_network=config.network.open,
         )
+        self.gateway = self._gateway(emit)
         self.reaper = self._reaper(emit)
         parts = [*ports.backends.values(), *([ports.gate] if ports.gate is not None else [])]
         self.parts = Parts(parts, emit, ports.clock, self._background)
@@ -231,6 +240,7 @@ class App:
                 self.skills, self.publisher, ports.blobs, self.planner, self.granter, commands, self.sessions
             ),
             SecretBook: self.secrets,
+            Gateway: self.gateway,
             PackageService: PackageService(
                 self.environments, self.skills, config.packages, ports.blobs, config.blobs.ttl_s
             ),
@@ -250,6 +260,7 @@ class App:
         self._background.spawn(repeat(self.jobs.resume, RENEW_S), "jobs")
         self._background.spawn(repeat(self.sessions.renew, RENEW_S), "leases of sessions")
         self._background.spawn(repeat(self.sessions.reap, self.config.sessions.reap_every_s), "reaper of sessions")
+        self._background.spawn(repeat(self.gateway.reap, TOOL_SERVERS_S), "reaper of MCP servers")
         self._background.spawn(self.callbacks.deliver(), "callbacks")
         self._background.spawn(self._warm_up(), "warm-up")
         self._background.spawn(self.presence.watch(), "watch of backends")
@@ -274,6 +285,7 @@ class App:
         self.close_admission()
         await self.jobs.leave()
         await self.runs.close(grace_s)
+        await self.gateway.close()
         await self.environments.close()
         await self.ahead.close()
         self.services.access.idle.close()
@@ -389,6 +401,25 @@ class App:
         )
         return RunService(self.planner, granter, self.environments, self.sessions, requests, self.detached, tools)
 
+    def _gateway(self, emit: Observer) -> Gateway:
+        ports, config = self.ports, self.config
+        starter = Starter(
+            self.backends,
+            self.lender,
+            self.environments,
+            ports.gate,
+            self.secrets,
+            config.network,
+            ports.tool_servers,
+            self.tasks,
+            config.policy.separate_principals,
+        )
+        catalogue = ToolCatalogue(config.mcp.servers, ports.tools, ports.clock)
+        told = "too many MCP servers are at work (mcp.processes, mcp.processes_each); come again later"
+        places = Budget(config.mcp.processes, config.mcp.processes_each, told)
+        books = Books(ports.records, self.active, ports.ids, ports.clock, self.tasks, emit)
+        return Gateway(catalogue, starter, places, books)
+
     def _callbacks(self, emit: Observer) -> Callbacks:
         ports, config, courier = self.ports, self.config.commands, None
         if config.callback_hosts and ports.gate is not None:
@@ -403,7 +434,7 @@ class App:
         ports, config, environments = self.ports, self.config, self.environments
 
         def at_work() -> Collection[str]:
-            return self.active.keys() | environments.building.sandboxes
+            return self.active.keys() | environments.building.sandboxes | self.gateway.sandboxes
 
         ages = Ages(
             config.records.ttl_s,

@@ -13,6 +13,7 @@ from skillyard.engine import quotas
 from skillyard.engine.blobs import methods as blobs
 from skillyard.engine.commands import artifacts, task_methods
 from skillyard.engine.commands import methods as command_methods
+from skillyard.engine.gateway import methods as tool_methods
 from skillyard.engine.jobs import methods as job_methods
 from skillyard.engine.method import OBJECT, STRING, Method, NoService, answer, list_of, obj
 from skillyard.engine.network import methods as policy_methods
@@ -45,6 +46,7 @@ METHODS: dict[str, Method[Any]] = {
         skill_tools,
         inspection,
         environment_methods,
+        tool_methods,
         active,
     )
     for method in module.TABLE

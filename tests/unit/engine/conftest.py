@@ -43,6 +43,7 @@ from skillyard.testing.memory_blobs import MemoryBlobs
 from skillyard.testing.memory_publications import MemoryApprovals, MemoryPublications
 from skillyard.testing.memory_secrets import MemorySecretAudit, MemorySecrets
 from skillyard.testing.sessions.memory import MemorySessions
+from skillyard.testing.tools.memory import MemoryTools, TwinToolServer, TwinToolServers
 from skillyard.testing.twin_sandbox import Script, TwinBackend, TwinProcess
 from tests.unit.engine.fakes import FakeSkills, succeed
 from tests.unit.engine.network.fake_gate import FakeGate
@@ -150,6 +151,10 @@ class StoredRig(Rig):
 R = TypeVar("R", bound=Rig)
 
 
+def _no_server() -> TwinToolServer:
+    raise AssertionError("this test has no MCP server")
+
+
 def make_app(rig: Rig, config: Sections) -> App:
     ports = Ports(
         backends=rig.extra.get("backends", {rig.backend.name: rig.backend}),
@@ -168,6 +173,8 @@ def make_app(rig: Rig, config: Sections) -> App:
         ids=SystemIds(),
         environments=LocalEnvironments(rig.home / "environments", rig.clock),
         jailed=rig.jailed,
+        tools=rig.extra.setdefault("tools", MemoryTools()),
+        tool_servers=rig.extra.get("tool_servers", TwinToolServers(_no_server)),
         gate=rig.gate,
     )
     return App(ports, config, rig.events.append, rig.builder)

@@ -35,7 +35,7 @@ PROTOCOL = {
 def test_the_protocol_has_exactly_eight_methods() -> None:
     assert {m.name for m in METHODS.values() if m.surface == "protocol"} == PROTOCOL
     skills = {f"skills.{name}" for name in ("run_cmd", "run_cmd_async", "run_service", "start_job")}
-    assert {m.name for m in METHODS.values() if m.runs} == {"execute_skill", "run_code", *skills}
+    assert {m.name for m in METHODS.values() if m.runs} == {"execute_skill", "run_code", "tools.call", *skills}
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())

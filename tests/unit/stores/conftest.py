@@ -19,6 +19,7 @@ from skillyard.ports.publications import PublicationStore
 from skillyard.ports.records import JobStore, RecordStore
 from skillyard.ports.secrets import SecretAudit, SecretStore
 from skillyard.ports.tokens import TokenStore
+from skillyard.ports.tools import ToolStore
 from skillyard.stores.files.blobs import LocalBlobs
 from skillyard.stores.files.tokens import FileTokens
 from skillyard.stores.seal.secrets import SealedSecrets
@@ -30,12 +31,14 @@ from skillyard.stores.sqlite.publications import SqlitePublications
 from skillyard.stores.sqlite.records import SqliteRecords
 from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
 from skillyard.stores.sqlite.sessions import SqliteSessions
+from skillyard.stores.sqlite.tools import SqliteTools
 from skillyard.testing.jobs.memory import MemoryJobs
 from skillyard.testing.memory import ManualClock, MemoryRecords, MemoryTokens, SeqIds
 from skillyard.testing.memory_blobs import MemoryBlobs
 from skillyard.testing.memory_publications import MemoryApprovals, MemoryPublications
 from skillyard.testing.memory_secrets import MemorySecretAudit, MemorySecrets, MemorySessions
 from skillyard.testing.sessions import memory as sessions_twin
+from skillyard.testing.tools.memory import MemoryTools
 from tests.unit.stores.seal.sealed import own_keys
 
 
@@ -122,6 +125,14 @@ class Makers:
             return
         async with migrated(self._directory()) as database:
             yield SqliteApprovals(database)
+
+    @asynccontextmanager
+    async def tools(self) -> AsyncIterator[ToolStore]:
+        if self._twin:
+            yield MemoryTools()
+            return
+        async with migrated(self._directory()) as database:
+            yield SqliteTools(database)
 
     @asynccontextmanager
     async def tokens(self, clock: ManualClock) -> AsyncIterator[TokenStore]:

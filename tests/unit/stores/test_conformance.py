@@ -18,6 +18,7 @@ from skillyard.testing import (
 from skillyard.testing.gate_suite import sessions
 from skillyard.testing.jobs import suite as jobs_suite
 from skillyard.testing.sessions import suite as sessions_suite
+from skillyard.testing.tools import suite as tools_suite
 
 pytestmark = pytest.mark.anyio
 
@@ -74,3 +75,8 @@ async def test_approvals(check: Any, makers: Any) -> None:
 @each(tokens_suite.CHECKS)
 async def test_tokens(check: Any, makers: Any) -> None:
     await check(makers.tokens)
+
+
+@each(tools_suite.CHECKS)
+async def test_tools(check: Any, makers: Any) -> None:
+    await check(makers.tools)

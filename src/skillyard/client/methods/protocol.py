@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from skillyard.client.methods.calling import Json, blocking, given
 from skillyard.client.methods.commands import CommandMethods, SyncCommandMethods
+from skillyard.client.methods.gateway import GatewayMethods, SyncGatewayMethods
 from skillyard.client.methods.operators import (
     CatalogueMethods,
     EnvironmentMethods,
@@ -33,7 +34,7 @@ Detail = Literal["full", "brief"]
 """``brief`` leaves of a run what a model needs."""
 
 
-class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, SkillTools, ToolMethods):
+class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, SkillTools, ToolMethods, GatewayMethods):
     """Parameters left out are not sent, so the server's defaults hold. Every method raises the errors of
     ``call``; results are the JSON objects of the protocol unless the method says otherwise."""
 
@@ -309,7 +310,12 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods, Skil
 
 
 class SyncProtocolMethods(
-    SyncCatalogueMethods, SyncEnvironmentMethods, SyncCommandMethods, SyncSkillTools, SyncToolMethods
+    SyncCatalogueMethods,
+    SyncEnvironmentMethods,
+    SyncCommandMethods,
+    SyncSkillTools,
+    SyncToolMethods,
+    SyncGatewayMethods,
 ):
     """:class:`ProtocolMethods` without ``await``. A subclass gives ``_inner`` and ``_wait``."""
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator
 
+from skillyard.config.gateway.servers import McpServers
 from skillyard.config.section import Section
 from skillyard.domain.errors import InvalidInput, shown
 
@@ -79,3 +80,6 @@ class McpSettings(Section):
     session_idle_s: float = Field(
         default=1800.0, gt=0, description="Time without a request after which such a session ends."
     )
+    processes: int = Field(default=16, ge=1, description="Most connections to MCP servers at once, of all principals.")
+    processes_each: int = Field(default=8, ge=1, description="Connections to MCP servers of one principal at once.")
+    servers: McpServers = Field(default_factory=dict)

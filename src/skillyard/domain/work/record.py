@@ -86,6 +86,7 @@ class RunKind(StrEnum):
     SKILL = "execute_skill"
     CODE = "run_code"
     COMMAND = "run_cmd"
+    TOOL = "tools.call"
 
 
 class RunStatus(StrEnum):

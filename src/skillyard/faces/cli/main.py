@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "task": (f"{_HERE}.commands.task", "task"),
     "skill": (f"{_HERE}.skill.group", "skill"),
     "mcp": (f"{_HERE}.mcp.group", "mcp"),
+    "tools": (f"{_HERE}.mcp.tools", "tools"),
     **{name: (f"{_HERE}.commands.{name}", name) for name in _GROUPS},
     **{name: (f"{_HERE}.commands.backup", name) for name in ("backup", "restore")},
     "drain": (f"{_HERE}.commands.installation", "drain"),

@@ -1,0 +1,1 @@
+"""The sections of MCP servers whose tools are offered."""

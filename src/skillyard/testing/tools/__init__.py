@@ -1,0 +1,1 @@
+"""The twins and the suite of the tools of MCP servers."""
