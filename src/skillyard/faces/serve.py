@@ -39,6 +39,7 @@ from skillyard.faces.http.service import StopRequest, on_signals, run_service
 from skillyard.faces.http.services.endpoint import ServiceFace
 from skillyard.faces.http.services.revocation import Still
 from skillyard.faces.http.tasks import TaskEvents
+from skillyard.faces.news import News
 from skillyard.faces.observability.logs import fan_out, log_event, logging_to
 from skillyard.faces.observability.metrics import Metrics
 from skillyard.faces.rpc.dispatcher import Dispatcher, Invoke
@@ -97,7 +98,8 @@ class _Process:
         self._tracing = tracing
         self._url = url_of(settings.server.host, sock)
         self._metrics = Metrics(METHODS)
-        observers = [log_event, self._metrics.observe, *([tracing.observe] if tracing else [])]
+        self._news = News()
+        observers = [log_event, self._metrics.observe, self._news.observe, *([tracing.observe] if tracing else [])]
         self._runtime = Runtime(settings=settings, observer=fan_out(*observers))
         self._lifecycle = Lifecycle()
         self._mcp: Lazy | None = None
@@ -123,7 +125,7 @@ class _Process:
         call = self._tracing.traced(self._invoke) if self._tracing else self._invoke
         authenticator = Everybody() if self._no_auth else Bearer(self._runtime.tokens, self._runtime.bound)
         mcp = self._settings.mcp.enabled
-        self._mcp = mcp_part(self._runtime, call, self._lifecycle, self._metrics) if mcp else None
+        self._mcp = mcp_part(self._runtime, call, self._lifecycle, self._metrics, self._news) if mcp else None
         app = application(self._runtime, authenticator, self._lifecycle, self._metrics, self._still, call, self._mcp)
         return self._tracing.continuing(app) if self._tracing else app
 
@@ -245,13 +247,13 @@ def application(
     )
 
 
-def mcp_part(runtime: Runtime, call: Invoke, lifecycle: Lifecycle, metrics: Metrics) -> Lazy:
+def mcp_part(runtime: Runtime, call: Invoke, lifecycle: Lifecycle, metrics: Metrics, news: News) -> Lazy:
     """Returns ``/mcp``. Its SDK is imported when the first client comes."""
 
     def load() -> Part:
         from skillyard.faces.mcp.http import http_face
 
-        return http_face(runtime, call, lifecycle, metrics.call)
+        return http_face(runtime, call, lifecycle, metrics.call, news)
 
     return Lazy(load)
 

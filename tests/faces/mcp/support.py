@@ -8,9 +8,18 @@ from typing import Any, cast
 from skillyard.config.faces.mcp import McpSettings
 from skillyard.domain.principal import LOCAL, Principal
 from skillyard.domain.work.record import RunRecord
+from skillyard.engine.table import invoke
+from skillyard.faces.mcp.approvals import Approvals
+from skillyard.faces.mcp.assembly import parts_of
 from skillyard.faces.mcp.caller import Callers
+from skillyard.faces.mcp.changes import Changes
 from skillyard.faces.mcp.following import Following, LogLevels
-from skillyard.faces.mcp.server import server_of
+from skillyard.faces.mcp.resources import ResourceFace
+from skillyard.faces.mcp.server import Parts, server_of
+from skillyard.faces.mcp.skills import SkillFace
+from skillyard.faces.mcp.tasks import TaskFace
+from skillyard.faces.news import News
+from skillyard.runtime import Runtime
 from tests.faces.support import Engine
 
 COMPLETED: dict[str, Any] = {"run_id": "run_1", "status": "completed", "summary": "Completed", "output": {"sum": 6}}
@@ -67,7 +76,39 @@ def server(
     principal: Principal = LOCAL,
     told: Told | None = None,
 ) -> Any:
-    told = told or Told()
-    levels = LogLevels()
-    following = Following(lambda: told, lambda: told, levels)
-    return server_of(settings or McpSettings(), Callers(engine.invoke, lambda _context: principal), following, levels)
+    told, settings, levels = told or Told(), settings or McpSettings(), LogLevels()
+    callers = Callers(engine.invoke, lambda _context: principal)
+
+    async def nobody(_principal: Principal, _name: str) -> bool:
+        return False
+
+    async def revision() -> str:
+        return "1"
+
+    async def answer(context: Any, value: Any) -> Any:
+        raise NotImplementedError
+
+    skills = SkillFace(settings, callers, nobody)
+    return server_of(
+        Parts(
+            settings,
+            callers,
+            Following(lambda: told, lambda: told, levels),
+            levels,
+            skills,
+            ResourceFace(callers, skills),
+            Approvals(callers, ask=False),
+            TaskFace(callers, lambda: cast("Any", told), answer, None),
+            Changes(revision, 10),
+        )
+    )
+
+
+def face_of(runtime: Runtime, principal: Principal = LOCAL, news: News | None = None) -> tuple[Any, Parts]:
+    """Returns the server over a real runtime, and its parts."""
+
+    async def call(who: Principal, name: str, params: dict[str, Any]) -> dict[str, Any]:
+        return await invoke(runtime.app, who, name, params)
+
+    parts = parts_of(runtime, Callers(call, lambda _context: runtime.bound(principal)), news or News())
+    return server_of(parts), parts

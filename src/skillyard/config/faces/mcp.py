@@ -74,6 +74,11 @@ class McpSettings(Section):
         le=1000,
         description="Most skills that are tools of their own, by name; models choose badly among many.",
     )
+    approvals: Literal["ask", "never"] = Field(
+        default="ask",
+        description="Whether the user of a client is asked to approve the needs of an unapproved skill, where the token"
+        " has the scope `admin` and the client can ask. Use `never` with clients that answer for their user.",
+    )
     sessions: int = Field(
         default=1000, ge=1, description="Most sessions of clients that speak a revision before 2026-07-28."
     )

@@ -6,6 +6,7 @@ Bodies are read here, with the bounds and the one budget of ``/rpc``, before the
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
@@ -22,22 +23,22 @@ from skillyard.faces.http.guard import principal_of
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.replies import reply
 from skillyard.faces.http.rpc import LargeBodies
+from skillyard.faces.mcp.assembly import parts_of
 from skillyard.faces.mcp.caller import GONE, Callers, Context
-from skillyard.faces.mcp.following import Following, LogLevels
 from skillyard.faces.mcp.server import server_of
+from skillyard.faces.news import News
 from skillyard.faces.rpc.dispatcher import Invoke, Meter, malformed
 from skillyard.faces.rpc.wire import VALUE_BYTES, loads, weight
 from skillyard.runtime import Runtime
 
 
-def http_face(runtime: Runtime, call: Invoke, lifecycle: Lifecycle, meter: Meter) -> McpFace:
+def http_face(runtime: Runtime, call: Invoke, lifecycle: Lifecycle, meter: Meter, news: News) -> McpFace:
     """Returns the face over the methods of a runtime. A stop of the server waits for its calls."""
-    settings, levels = runtime.settings, LogLevels()
-    following = Following(lambda: runtime.app.ports.records, lambda: runtime.app.history, levels)
-    callers = Callers(call, _principal_of, meter, lifecycle.working)
-    server = server_of(settings.mcp, callers, following, levels)
+    settings = runtime.settings
+    parts = parts_of(runtime, Callers(call, _principal_of, meter, lifecycle.working), news)
     body_bytes = settings.server.body_bytes
-    return McpFace(server, settings.mcp, body_bytes, request.ByteBudget(8 * body_bytes))
+    budget = request.ByteBudget(8 * body_bytes)
+    return McpFace(server_of(parts), settings.mcp, body_bytes, budget, parts.changes.close)
 
 
 def _principal_of(context: Context) -> Principal:
@@ -49,7 +50,15 @@ def _principal_of(context: Context) -> Principal:
 class McpFace:
     """Serves requests while its task runs."""
 
-    def __init__(self, server: Server[Any], settings: McpSettings, body_bytes: int, budget: request.ByteBudget) -> None:
+    def __init__(
+        self,
+        server: Server[Any],
+        settings: McpSettings,
+        body_bytes: int,
+        budget: request.ByteBudget,
+        close: Callable[[], None],
+    ) -> None:
+        self._close = close
         self._body_bytes = body_bytes
         self._budget = budget
         self._large = LargeBodies()
@@ -65,6 +74,7 @@ class McpFace:
         async with self._manager.run():
             ready.set()
             await stop.wait()
+            self._close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         principal = principal_of(scope)

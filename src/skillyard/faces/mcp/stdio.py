@@ -11,9 +11,10 @@ from skillyard.config.settings import Settings
 from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.principal import LOCAL, Principal
 from skillyard.engine.table import invoke
+from skillyard.faces.mcp.assembly import parts_of
 from skillyard.faces.mcp.caller import Callers, Context
-from skillyard.faces.mcp.following import Following, LogLevels
 from skillyard.faces.mcp.server import server_of
+from skillyard.faces.news import News
 from skillyard.runtime import Runtime
 
 
@@ -23,7 +24,9 @@ async def serve_stdio(settings: Settings, principal: Principal) -> None:
     Raises the errors of a runtime's start.
     """
     logging.getLogger("mcp").setLevel(logging.ERROR)
-    async with stdio_server() as (incoming, outgoing), Runtime(settings=settings, principal=principal) as runtime:
+    news = News()
+    opened = Runtime(settings=settings, principal=principal, observer=news.observe)
+    async with stdio_server() as (incoming, outgoing), opened as runtime:
 
         async def call(who: Principal, name: str, params: dict[str, object]) -> dict[str, object]:
             return await invoke(runtime.app, who, name, params)
@@ -31,10 +34,12 @@ async def serve_stdio(settings: Settings, principal: Principal) -> None:
         def of_client(_context: Context) -> Principal:
             return runtime.bound(principal)
 
-        levels = LogLevels()
-        following = Following(lambda: runtime.app.ports.records, lambda: runtime.app.history, levels)
-        server = server_of(settings.mcp, Callers(call, of_client), following, levels)
-        await server.run(incoming, outgoing, server.create_initialization_options())
+        parts = parts_of(runtime, Callers(call, of_client), news)
+        server = server_of(parts)
+        try:
+            await server.run(incoming, outgoing, server.create_initialization_options())
+        finally:
+            parts.changes.close()
 
 
 def client_of(settings: Settings, profile: str | None) -> Principal:

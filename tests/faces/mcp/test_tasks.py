@@ -1,0 +1,256 @@
+"""The tasks extension, and the approval of a skill's needs, with a real runtime."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp.client import Client, advertise
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    CallToolRequest,
+    CallToolRequestParams,
+    ElicitRequestFormParams,
+    ElicitResult,
+    Request,
+    RequestParams,
+    Result,
+)
+
+from skillyard.config.settings import load_settings
+from skillyard.domain.principal import LOCAL, Principal, Profile
+from skillyard.faces.mcp import tasks
+from skillyard.faces.mcp.tasks import EXTENSION
+from skillyard.runtime import Runtime
+from tests.faces.mcp.support import CODE, face_of
+
+pytestmark = pytest.mark.anyio
+
+NEEDY = """name = "acme.net.fetch"
+version = "1.0.0"
+description = "Fetches."
+kind = "action"
+
+[runtime]
+language = "python"
+entrypoint = "main.py"
+export = "main"
+
+[permissions]
+network = ["api.example.com:443"]
+"""
+
+
+async def opened(stack: AsyncExitStack, place: Path) -> Runtime:
+    skill = place / "skills" / "acme.net.fetch"
+    skill.mkdir(parents=True)
+    (skill / "skill.toml").write_text(NEEDY)
+    (skill / "SKILL.md").write_text("---\nname: fetch\ndescription: Fetches.\n---\n# Fetch\n")
+    (skill / "main.py").write_text("def main(args):\n    return {'done': True}\n")
+    settings = load_settings(data_dir=place / "data", skills_dirs=(place / "skills",), trust={"directories": False})
+    return await stack.enter_async_context(Runtime(settings=settings))
+
+
+@pytest.fixture(scope="module")
+async def runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runtime]:
+    async with AsyncExitStack() as stack:
+        yield await opened(stack, tmp_path_factory.mktemp("tasks"))
+
+
+class TaskParams(RequestParams):
+    task_id: str
+
+
+class Ask(Request[TaskParams, str]):
+    method: str
+    params: TaskParams
+
+
+class Open(Result, extra="allow"):
+    pass
+
+
+def knowing(runtime: Runtime, principal: Principal = LOCAL, **more: Any) -> Client:
+    """Returns a client that declares the extension."""
+    return Client(face_of(runtime, principal)[0], extensions=[advertise(EXTENSION, {})], **more)
+
+
+async def ask(client: Client, method: str, task_id: str) -> dict[str, Any]:
+    answer = await client.session.send_request(Ask(method=method, params=TaskParams(task_id=task_id)), Open)
+    return answer.model_dump(by_alias=True)
+
+
+async def started(client: Client, code: str) -> dict[str, Any]:
+    params = CallToolRequestParams(name="run_code", arguments={"language": "python", "code": code})
+    answer = await client.session.send_request(CallToolRequest(params=params), Open)
+    return answer.model_dump(by_alias=True)
+
+
+async def ended(client: Client, task_id: str) -> dict[str, Any]:
+    with anyio.fail_after(30):
+        while (task := await ask(client, "tasks/get", task_id))["status"] == "working":
+            await anyio.sleep(0.05)
+    return task
+
+
+async def test_a_run_that_ends_at_once_is_no_task(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "AT_ONCE_MS", 30_000)
+    async with knowing(runtime) as client:
+        done = await started(client, CODE["code"])
+    assert done["structuredContent"]["status"] == "completed"
+
+
+async def test_a_long_run_is_a_task_with_its_result(runtime: Runtime) -> None:
+    code = "import time\ntime.sleep(2)\ndef main(args): return {'x': 1}"
+    async with knowing(runtime) as client:
+        task = await started(client, code)
+        assert (task["resultType"], task["status"], task["ttlMs"] is None or task["ttlMs"] > 0) == (
+            "task",
+            "working",
+            True,
+        )
+        done = await ended(client, task["taskId"])
+    assert (done["status"], done["result"]["isError"]) == ("completed", False)
+    assert done["result"]["structuredContent"]["output"] == {"x": 1}
+    assert done["createdAt"] == task["createdAt"] <= done["lastUpdatedAt"]
+
+
+async def test_a_run_that_fails_is_a_completed_task_with_an_error(runtime: Runtime) -> None:
+    async with knowing(runtime) as client:
+        task = await started(client, "import time\ntime.sleep(2)\n1/0")
+        done = await ended(client, task["taskId"])
+    assert (done["status"], done["result"]["isError"]) == ("completed", True)
+    assert done["result"]["structuredContent"]["error"]["type"] == "ZeroDivisionError"
+
+
+async def test_a_cancelled_task_has_ended(runtime: Runtime) -> None:
+    async with knowing(runtime) as client:
+        task = await started(client, "import time\ntime.sleep(600)")
+        assert (await ask(client, "tasks/update", task["taskId"]))["resultType"] == "complete"
+        await ask(client, "tasks/cancel", task["taskId"])
+        assert (await ask(client, "tasks/get", task["taskId"]))["status"] == "cancelled"
+    assert not runtime.app.active
+
+
+async def test_a_task_outlives_its_client_and_server(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        runtime = await opened(stack, tmp_path)
+        async with knowing(runtime) as client:
+            task = await started(client, "import time\ntime.sleep(4)\ndef main(args): return {'x': 2}")
+    async with Runtime(settings=runtime.settings) as again, knowing(again) as client:
+        done = await ended(client, task["taskId"])
+    assert done["result"]["structuredContent"]["output"] == {"x": 2}
+
+
+async def test_only_its_owner_sees_a_task(runtime: Runtime) -> None:
+    bob = Principal("bob", LOCAL.scopes - {next(s for s in LOCAL.scopes if s.value == "admin")})
+    async with knowing(runtime) as client, knowing(runtime, bob) as other:
+        task = await started(client, "import time\ntime.sleep(600)")
+        for method in ("tasks/get", "tasks/cancel", "tasks/update"):
+            with pytest.raises(MCPError) as refused:
+                await ask(other, method, task["taskId"])
+            assert refused.value.error.code == -32602
+        assert (await ask(client, "tasks/get", task["taskId"]))["status"] == "working"
+        await ask(client, "tasks/cancel", task["taskId"])
+
+
+@pytest.mark.parametrize(("mode", "code"), [("auto", -32021), ("legacy", -32601)])
+async def test_tasks_need_a_client_that_knows_them(runtime: Runtime, mode: Any, code: int) -> None:
+    async with Client(face_of(runtime)[0], mode=mode) as client:
+        with pytest.raises(MCPError) as refused:
+            await ask(client, "tasks/get", "run_1")
+    assert refused.value.error.code == code
+
+
+FETCH = ("execute_skill", {"name": "acme.net.fetch"})
+
+
+async def is_approved(runtime: Runtime) -> bool:
+    return bool((await runtime.call("catalogue.needs", {"name": "acme.net.fetch"}))["approved"])
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_the_user_approves_what_a_skill_asks_for(tmp_path: Path, mode: Any) -> None:
+    asked: list[str] = []
+
+    async def answer(context: Any, params: Any) -> ElicitResult:
+        assert isinstance(params, ElicitRequestFormParams)
+        asked.append(params.message)
+        return ElicitResult(action="accept", content={"approve": True})
+
+    async with AsyncExitStack() as stack:
+        runtime = await opened(stack, tmp_path)
+        client = await stack.enter_async_context(Client(face_of(runtime)[0], mode=mode, elicitation_callback=answer))
+        assert not await is_approved(runtime)
+        for _ in range(2):
+            done = await client.call_tool(*FETCH)
+            assert done.structured_content["run_id"]
+        assert await is_approved(runtime)
+    assert len(asked) == 1
+    assert "network: api.example.com:443" in asked[0]
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        ElicitResult(action="decline"),
+        ElicitResult(action="cancel"),
+        ElicitResult(action="accept", content={"approve": False}),
+        ElicitResult(action="accept"),
+    ],
+)
+async def test_a_user_who_declines_approves_nothing(runtime: Runtime, mode: Any, given: ElicitResult) -> None:
+    async def answer(context: Any, params: Any) -> ElicitResult:
+        return given
+
+    async with Client(face_of(runtime)[0], mode=mode, elicitation_callback=answer) as client:
+        done = await client.call_tool(*FETCH)
+    assert done.is_error
+    assert "declined" in str(done.content)
+    assert not await is_approved(runtime)
+
+
+@pytest.mark.parametrize(
+    "principal",
+    [
+        Principal("bob", frozenset(s for s in LOCAL.scopes if s.value != "admin")),
+        replace(LOCAL, profile="agents", allowed=Profile(("execute_skill",))),
+    ],
+)
+async def test_nobody_is_asked_who_may_not_approve(runtime: Runtime, principal: Principal) -> None:
+    async def answer(context: Any, params: Any) -> ElicitResult:
+        raise AssertionError("asked")
+
+    async with Client(face_of(runtime, principal)[0], elicitation_callback=answer) as client:
+        await client.call_tool(*FETCH)
+    assert not await is_approved(runtime)
+
+
+async def test_a_client_that_cannot_ask_approves_nothing(runtime: Runtime) -> None:
+    async with Client(face_of(runtime)[0]) as client:
+        await client.call_tool(*FETCH)
+    assert not await is_approved(runtime)
+
+
+async def test_an_answer_to_no_question_approves_nothing(runtime: Runtime) -> None:
+    async def answer(context: Any, params: Any) -> ElicitResult:
+        return ElicitResult(action="decline")
+
+    async def forged(client: Client, state: str | None) -> dict[str, Any]:
+        given: dict[str, Any] = {"approval": ElicitResult(action="accept", content={"approve": True})}
+        params = CallToolRequestParams(name=FETCH[0], arguments=FETCH[1], input_responses=given, request_state=state)
+        return (await client.session.send_request(CallToolRequest(params=params), Open)).model_dump(by_alias=True)
+
+    async with Client(face_of(runtime)[0], elicitation_callback=answer) as client:
+        told = await forged(client, None)
+        assert told["resultType"] == "input_required"
+        with pytest.raises(MCPError) as refused:
+            await forged(client, told["requestState"][:-4] + "AAAA")
+        assert refused.value.error.code == -32602
+    assert not await is_approved(runtime)
