@@ -12,6 +12,7 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from skillyard.config.commands import JailProfile
 from skillyard.config.profiles import ProfileSettings
 from skillyard.config.settings import Settings
 from skillyard.faces.cli.main import cli
@@ -87,11 +88,12 @@ these two). The file is the one that `--config` or `SKILLYARD_CONFIG` names, els
 environment. A name that does not exist is an error. `SKILLYARD_SECRETS_KEY` (base64 of 32 bytes) takes the place of
 the key file of the secret store; it is read from the environment only.
 """
-    parts = [NOTE, head, *_section(Settings, ""), *_section(ProfileSettings, "profiles.NAME"), _ENVIRONMENTS]
+    parts = [NOTE, head, *_section(Settings, ""), *_section(ProfileSettings, "profiles.NAME")]
+    parts += [*_section(JailProfile, "jail.profiles.NAME"), _ENVIRONMENTS]
     return "\n".join(parts)
 
 
-_NAMED = ("environments", "profiles")
+_NAMED = ("environments", "profiles", "jail.profiles")
 """Settings that are tables of sections under names of the operator's."""
 _ENVIRONMENTS = """## environments
 
@@ -111,8 +113,9 @@ def _section(model: type[BaseModel], path: str) -> Iterator[str]:
         yield f"{'#' * (path.count('.') + 2)} {path}\n\n{_plain(model)}\n"
     yield from ("| setting | type | default | what it does |", "| --- | --- | --- | --- |")
     for name, field in fields:
-        if not _is_section(field.annotation) and not field.exclude and name not in _NAMED:
-            yield _setting(model, name, field, f"{path}.{name}" if path else name)
+        named = f"{path}.{name}" if path else name
+        if not _is_section(field.annotation) and not field.exclude and named not in _NAMED:
+            yield _setting(model, name, field, named)
     yield ""
     for name, part in parts:
         yield from _section(part, f"{path}.{name}" if path else name)

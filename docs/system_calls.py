@@ -93,6 +93,8 @@ def _rules() -> Iterator[str]:
     yield from _rule_table((*call_arguments.RULES, *call_arguments.CLOSING_RULES))
     yield "\nAnd where no cgroup controller counts memory, as usual for an ordinary user:\n"
     yield from _rule_table(call_arguments.UNCOUNTED_RULES)
+    yield "\nAnd in a [jail](jail.md) that shows directories of the host:\n"
+    yield from _rule_table(call_arguments.JAIL_RULES)
     yield ""
 
 

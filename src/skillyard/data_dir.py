@@ -84,6 +84,11 @@ class DataDir:
         return self.home / "tokens.json"
 
     @property
+    def jails(self) -> Path:
+        """The state of jails, each with a data directory of its own."""
+        return self.home / "jails"
+
+    @property
     def beside(self) -> Path:
         """The data directory of commands that bring their own skills while a server owns this one."""
         return self.home / "beside"

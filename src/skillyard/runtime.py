@@ -62,8 +62,12 @@ class Runtime(ProtocolMethods):
         backend: Backend | None = None,
         principal: Principal = LOCAL,
         observer: Observer = ignore,
+        warm: bool = True,
     ) -> None:
-        """Raises InvalidInput for settings that contradict each other or a call that gives both."""
+        """``warm`` readies sandboxes ahead.
+
+        Raises InvalidInput for settings that contradict each other or a call that gives both.
+        """
         self.settings = _settings(data_dir, tuple(map(Path, skills_dirs)), settings)
         self.data_dir = DataDir(self.settings.data_dir)
         self.principal = principal
@@ -71,6 +75,7 @@ class Runtime(ProtocolMethods):
         self.clock, self.tokens, self.secrets = self._rest.clock, self._rest.tokens, self._rest.secrets
         self._backend = backend
         self._observer = observer
+        self._warms = warm
         self._app: App | None = None
         self._stack = AsyncExitStack()
 
@@ -106,7 +111,7 @@ class Runtime(ProtocolMethods):
         async with AsyncExitStack() as stack:
             stack.enter_context(self.data_dir.owned())
             ports = await open_ports(self.settings, self.data_dir, self._rest, stack, self._backend)
-            self._app = app = App(ports, _over(self.settings, self._backend), self._observer)
+            self._app = app = App(ports, _over(self.settings, self._backend), self._observer, warm=self._warms)
             stack.callback(self._forget)
             stack.push_async_callback(app.close)
             await app.start()

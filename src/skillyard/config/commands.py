@@ -1,17 +1,19 @@
-"""``[commands]``: the limits of commands and tasks, beside those that every run has."""
+"""``[commands]`` and ``[jail]``: the limits of commands, tasks and jails."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Self
+from pathlib import Path
+from typing import Annotated, Any, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
 from skillyard.config.network import Rules
-from skillyard.config.section import MIB, Section
+from skillyard.config.section import MIB, Section, place, rules_of, texts_of
 from skillyard.domain.errors import InvalidInput
+from skillyard.domain.network.rule import Rule
 from skillyard.domain.sandbox.frames import FrameLimits
-from skillyard.domain.work.limits import LimitFamily
+from skillyard.domain.work.limits import LimitFamily, Limits
 
 
 class CommandSettings(Section):
@@ -79,3 +81,58 @@ class CommandSettings(Section):
     def frames(self, runs: FrameLimits) -> FrameLimits:
         """Returns the bounds of what one command sends out."""
         return replace(runs, file_bytes=self.output_bytes, files_bytes=self.outputs_bytes)
+
+
+_RULES = PlainSerializer(texts_of)
+
+
+class JailProfile(Section):
+    """The grants of a program that is jailed with this profile. Options of the command line add to them."""
+
+    model_config = ConfigDict(title="jail.profiles")
+
+    read: tuple[Path, ...] = Field(default=(), description="Directories that it may read.")
+    write: tuple[Path, ...] = Field(default=(), description="Directories that it may read and write.")
+    allow: Annotated[tuple[Rule, ...], _RULES] = Field(
+        default=(),
+        description="Hosts that it may reach, as in `network.rules`.",
+        json_schema_extra={"kind": "list of text"},
+    )
+    env: tuple[str, ...] = Field(default=(), description="Variables that it gets from the command's environment.")
+    secrets: tuple[str, ...] = Field(default=(), description="Secrets that it gets.")
+
+    @field_validator("allow", mode="before")
+    @classmethod
+    def _rules(cls, value: Any, info: ValidationInfo) -> tuple[Rule, ...]:
+        return rules_of(place(info), value)
+
+
+class JailSettings(Section):
+    """How programs run that `skillyard jail` starts."""
+
+    model_config = ConfigDict(title="jail")
+
+    dir: Path | None = Field(
+        default=None,
+        description="Directory of the state of jails: their records and their packages. Without it, `jails` in the data"
+        " directory.",
+        json_schema_extra={"default": "`jails` in the data directory"},
+    )
+    timeout_s: float = Field(
+        default=30 * 86_400.0,
+        gt=0,
+        le=366 * 86_400,
+        description="Time after which a program is ended. The client of a server of tools usually ends it before.",
+    )
+    memory_mb: int = Field(default=1024, ge=16, description="Memory of a program and all that it starts, in MiB.")
+    cpus: float = Field(default=1.0, ge=0.01, description="Processors of a program.")
+    pids: int = Field(default=256, ge=4, description="Processes and threads of a program.")
+    disk_mb: int = Field(
+        default=512, ge=1, description="Files that a program may write beside directories of the host."
+    )
+    profiles: dict[str, JailProfile] = Field(default_factory=dict, description="Profiles by name.")
+
+    @property
+    def limits(self) -> Limits:
+        """Returns the limits of one jail."""
+        return Limits(round(self.timeout_s * 1000), self.memory_mb, self.cpus, self.pids, self.disk_mb)

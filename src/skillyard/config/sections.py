@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 
 from skillyard.config.backends import E2bSettings, GvisorSettings, NativeSettings, OciSettings, OpenSandboxSettings
-from skillyard.config.commands import CommandSettings
+from skillyard.config.commands import CommandSettings, JailSettings
 from skillyard.config.faces.mcp import McpSettings
 from skillyard.config.limits import AdmissionSettings, LimitSettings
 from skillyard.config.network import NetworkSettings
@@ -99,6 +99,11 @@ class Sections(Section):
     srt: SrtSettings = SrtSettings()
     server: ServerSettings = ServerSettings()
     mcp: McpSettings = McpSettings()
+    jail: JailSettings = JailSettings()
     packages: PackagesSettings = PackagesSettings()
     profiles: Profiles = Field(default_factory=dict)
     environments: Environments = Field(default_factory=lambda: with_bundled({}))
+
+    def on_demand(self) -> dict[str, Section]:
+        """Returns the sections of a runtime that makes no sandbox ahead."""
+        return {"native": self.native.changed(ready=0)}

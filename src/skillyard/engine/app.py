@@ -18,6 +18,8 @@ from skillyard.engine.blobs.service import BlobService
 from skillyard.engine.commands.artifacts import ArtifactService
 from skillyard.engine.commands.callbacks import Callbacks
 from skillyard.engine.commands.courier import Courier
+from skillyard.engine.commands.jails import Around as AroundJails
+from skillyard.engine.commands.jails import JailService
 from skillyard.engine.commands.service import CommandService
 from skillyard.engine.commands.tasks import TaskService
 from skillyard.engine.driver import Tools
@@ -119,8 +121,11 @@ class App:
         config: Sections | None = None,
         emit: Observer = ignore,
         builder: Builder | None = None,
+        *,
+        warm: bool = True,
     ) -> None:
-        """``builder`` makes environments; in sandboxes when there is none."""
+        """``builder`` makes environments; in sandboxes when there is none. ``warm`` readies that of most runs."""
+        self._warms = warm
         self.ports = ports
         self.config = config = config or Sections()
         self.tasks = Tasks()
@@ -209,6 +214,13 @@ class App:
             emit=emit,
         )
         self.jobs = Jobs(around)
+        self.jails = JailService(
+            self.backends,
+            self.lender,
+            AroundJails(
+                ports.records, ports.gate, config.network, self.active, self.tasks, ports.clock, ports.ids, emit
+            ),
+        )
         self.by_class: Mapping[type[Any], Any] = {
             NoService: None,
             Drain: self.drain,
@@ -296,7 +308,7 @@ class App:
     async def _warm_up(self) -> None:
         """Tell the default backend which sandbox most runs will ask for."""
         offer = self.backends.default
-        if offer is None or offer.refusal is not None:
+        if not self._warms or offer is None or offer.refusal is not None:
             return
         environment = await self.environments.get(DEFAULT_ENVIRONMENT)
         limits, closed = self.config.limits.family.defaults, self.config.sandbox.read_only

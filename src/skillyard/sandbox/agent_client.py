@@ -189,6 +189,10 @@ class AgentSandbox(FilesOfSandbox):
     ) -> AgentProcess:
         if id in self._processes:
             return self._processes[id]
+        if streams.at_cap is AtCap.WAIT:
+            raise ProtectionMissing(
+                "an agent keeps output, and lets no program wait for its reader", protections=["waiting"]
+            )
         left_ms = self._timeout_ms if timeout_ms is None else timeout_ms
         limits = {"log_bytes": streams.log_bytes, "channel_bytes": streams.channel_bytes, "timeout_ms": left_ms}
         fields = {"id": id, "ring": streams.at_cap is AtCap.RING, "stderr_bytes": streams.stderr_bytes, **limits}

@@ -195,8 +195,8 @@ _plain_mount = kernel.mount
 def _no_remount(source, target, kind, flags, data=""):
     if target != "/":
         _plain_mount(source, target, kind, flags, data)
-_plain_enter = _enter
-def _enter():
+_plain_enter = enter
+def enter():
     kernel.mount, kept = _no_remount, kernel.mount
     _plain_enter()
     kernel.mount = kept

@@ -30,6 +30,23 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
+class JailDirectory:
+    """A directory of the host that a jail shows at its own place.
+
+    The operator's command line and settings alone lead to one. ``device`` and ``inode`` say which directory was meant:
+    another one at that path is refused. The files of ``uid`` and ``gid`` belong to the program inside, and the files
+    that it writes belong to them.
+    """
+
+    path: str
+    device: int
+    inode: int
+    uid: int
+    gid: int
+    writable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class HostDirectory:
     """A directory or file of the operator, shown read-only.
 

@@ -15,7 +15,7 @@ from typing import Any
 from skillyard.domain.checks import is_blob_id
 from skillyard.domain.errors import InvalidInput, shape, shown
 from skillyard.domain.network.session import Egress
-from skillyard.domain.sandbox.content import Content, HostDirectory
+from skillyard.domain.sandbox.content import Content, HostDirectory, JailDirectory
 from skillyard.domain.sandbox.frames import DEFAULT_LIMITS, FrameLimits
 from skillyard.domain.sandbox.guarantees import Demand
 from skillyard.domain.work.command import VIEW, Command, Output
@@ -82,6 +82,7 @@ class SandboxSpec:
     ability refuses it, and one where nothing can listen otherwise needs it.
     ``read_only`` names the places of :data:`PLACES` that its programs may not write to; a backend that cannot keep them
     from it refuses.
+    ``directories`` are shown at their own paths, in a sandbox for one program.
     ``language`` is that of its program, which may decide about the image. ``image`` is named by digest, or by a name
     that the backend knows; empty for the backend's own choice. ``resource_class`` is a name that the backend knows, and
     ``snapshot`` an id of :class:`~skillyard.ports.sandbox.Snapshotting`. A backend that has none refuses them
@@ -104,6 +105,7 @@ class SandboxSpec:
     image: str = ""
     resource_class: str = ""
     snapshot: str = ""
+    directories: tuple[JailDirectory, ...] = ()
 
     def refuse_names(self, backend: str, *known: str) -> None:
         """Raises InvalidInput for a name of a kind that ``backend`` does not have.
@@ -118,6 +120,9 @@ class SandboxSpec:
         if self.read_only and "read_only" not in known:
             rule = f"'{backend}' cannot keep programs from writing there; choose another isolation"
             raise InvalidInput("read_only", rule, ", ".join(self.read_only))
+        if self.directories and "directories" not in known:
+            rule = f"'{backend}' cannot show directories of the host; choose the isolation 'native'"
+            raise InvalidInput("directories", rule, shown(self.directories[0].path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +167,13 @@ class Stream(StrEnum):
 class AtCap(StrEnum):
     """The fate of a program that wrote more than its limit of logs.
 
-    END ends it with the outcome ``output``. RING drops the oldest bytes, and the program lives on.
+    END ends it with the outcome ``output``. RING drops the oldest bytes, and the program lives on. WAIT lets it
+    wait for the reader of its output, of which nothing is kept: each stream has one reader, from the beginning on.
     """
 
     END = "end"
     RING = "ring"
+    WAIT = "wait"
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ class RunKind(StrEnum):
     CODE = "run_code"
     COMMAND = "run_cmd"
     TOOL = "tools.call"
+    JAIL = "jail"
 
 
 class RunStatus(StrEnum):

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "skill": (f"{_HERE}.skill.group", "skill"),
     "mcp": (f"{_HERE}.mcp.group", "mcp"),
     "tools": (f"{_HERE}.mcp.tools", "tools"),
+    "jail": (f"{_HERE}.jail.group", "jail"),
     **{name: (f"{_HERE}.commands.{name}", name) for name in _GROUPS},
     **{name: (f"{_HERE}.commands.backup", name) for name in ("backup", "restore")},
     "drain": (f"{_HERE}.commands.installation", "drain"),

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import secrets
 import shutil
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from skillyard.config.backends import NativeSettings
 from skillyard.domain.errors import ProtectionMissing, SandboxCutOff, SandboxFault, SandboxGone
 from skillyard.domain.network.session import Egress
-from skillyard.domain.sandbox.content import Content
+from skillyard.domain.sandbox.content import Content, JailDirectory
 from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
 from skillyard.domain.sandbox.spec import EnvironmentRef, Held, Mount, Prepared, SandboxSpec
 from skillyard.domain.work.record import Usage
@@ -38,7 +39,7 @@ class NativeBackend:
     name = "native"
     program = "skillyard.sandbox.native.grounds.namespaces.ground"
     """The module whose ``main`` becomes the keeper."""
-    knows: tuple[str, ...] = ("read_only",)
+    knows: tuple[str, ...] = ("read_only", "directories")
     """Fields of a spec that its sandboxes can have beside the usual (:meth:`SandboxSpec.refuse_names`)."""
     usual_pids = 16
     """The limits of the probe's sandbox. With the operator's defaults it finds out what would refuse every run."""
@@ -288,10 +289,11 @@ class NativeBackend:
     def shape(self, link: Link, spec: SandboxSpec) -> dict[str, Any]:
         """Returns the keeper's ``Shape`` of a sandbox. The keeper learns its environment."""
         environment = spec.environment
-        name = _name(environment)
+        name = _name(environment, spec.directories)
         if name not in self._environments:
             packages = "" if environment.packages is None else self._packages(environment.packages)
-            link.tell({"op": "environment", "name": name, "packages": packages, "preload": list(environment.preload)})
+            told = {"name": name, "packages": packages, "preload": list(environment.preload)}
+            link.tell({"op": "environment", **told, "directories": [asdict(each) for each in spec.directories]})
             self._environments.add(name)
         limits = spec.limits
         return {
@@ -358,10 +360,11 @@ def _nobody_hears(_: str) -> None:
     """Takes the faults of a keeper that nobody attends."""
 
 
-def _name(environment: EnvironmentRef) -> str:
-    """Of what sandboxes share: with other modules imported ahead it is another."""
+def _name(environment: EnvironmentRef, directories: Sequence[JailDirectory] = ()) -> str:
+    """Names what sandboxes share; with directories of the host they share nothing."""
     ahead = hashlib.sha256("\n".join(environment.preload).encode()).hexdigest()[:12] if environment.preload else ""
-    return f"{environment.name}@{environment.digest}+{ahead}"
+    own = f"+{secrets.token_hex(8)}" if directories else ""
+    return f"{environment.name}@{environment.digest}+{ahead}{own}"
 
 
 def _listen(spec: SandboxSpec) -> dict[str, Any] | None:

@@ -193,6 +193,7 @@ class NativeSandbox(FilesOfSandbox):
             stderr_bytes=streams.stderr_bytes,
             channel_bytes=streams.channel_bytes,
             ring=streams.at_cap is AtCap.RING,
+            wait=streams.at_cap is AtCap.WAIT,
             tied=tied,
         )
         if isinstance(program, Guest) and (program.kept or program.alone):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from skillyard.sandbox.native.inside.walls import DONE
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.program import UNREAD, Caps, Program
+from skillyard.sandbox.native.keeper.spool import LINE_BYTES
 
 MIB = 1 << 20
 SLACK = 8 * MIB
@@ -88,3 +90,40 @@ def test_what_was_written_before_the_end_is_whole_though_nobody_read(tmp_path: P
     program.end_of_output()
     assert program.spools["channel"].length == sent
     program.drop()
+
+
+def test_a_program_waits_for_the_one_reader_of_its_output(tmp_path: Path) -> None:
+    loop = Loop()
+    program = Program(loop, "p", str(tmp_path), Caps(MIB, MIB, wait=True), lambda _, why: None)
+    reading, writing = os.pipe()
+    total = 8 * MIB
+    ended = threading.Event()
+
+    def flood() -> None:
+        for _ in range(total // MIB):
+            os.write(writing, b"x" * MIB)
+        os.close(writing)
+        ended.set()
+
+    program.read_pipe(reading, "stdout")
+    writer = threading.Thread(target=flood)
+    writer.start()
+    line = program.spools["stdout"]
+    turn(loop, lambda: line.length >= LINE_BYTES)
+    idle = threading.Event()
+    loop.after(0.3, idle.set)
+    turn(loop, idle.is_set)
+    assert line.length <= 2 * LINE_BYTES
+    assert not ended.is_set()
+    taken = 0
+
+    def take() -> bool:
+        nonlocal taken
+        taken += len(line.read(taken, MIB))
+        program.taken("stdout", taken)
+        return line.final and taken == line.length
+
+    turn(loop, take)
+    writer.join()
+    assert taken == total
+    assert list(tmp_path.iterdir()) == []

@@ -54,12 +54,18 @@ class Slots:
         self._unclaimed = deque(range(at, at + size) for at in range(first, count, size))
         self._parts: dict[Key, range] = {}
         self._free: dict[Key, deque[int]] = {}
+        self._usable: dict[Key, int] = {}
 
-    def part(self, owner: Key) -> range | None:
-        """Returns the owner's part of the numbers; None when no part is left."""
+    def part(self, owner: Key, *, alone: bool = False) -> range | None:
+        """Returns the owner's part of the numbers; None when no part is left.
+
+        An owner that is ``alone`` has one sandbox, and one number.
+        """
         if owner not in self._parts and (part := self._claim()) is not None:
-            self._parts[owner], self._free[owner] = part, deque(part)
-        return self._parts.get(owner)
+            usable = part[:1] if alone else part
+            self._parts[owner], self._free[owner], self._usable[owner] = part, deque(usable), len(usable)
+        part = self._parts.get(owner)
+        return part[: self._usable[owner]] if part is not None else None
 
     def take(self, owner: Key) -> int:
         """Takes a free number; returns 0 when there is none."""
@@ -75,10 +81,12 @@ class Slots:
     def _claim(self) -> range | None:
         if self._unclaimed:
             return self._unclaimed.popleft()
-        unused = (name for name, free in self._free.items() if len(free) == self._size and not self._lives(name))
+        unused = (
+            name for name, free in self._free.items() if len(free) == self._usable[name] and not self._lives(name)
+        )
         if (owner := next(unused, None)) is None:
             return None
-        del self._free[owner]
+        del self._free[owner], self._usable[owner]
         return self._parts.pop(owner)
 
 
@@ -184,10 +192,10 @@ class Host:
             "python": self.python.executable,
         }
 
-    def part(self, key: Key) -> range | None:
-        """Returns the ids of one zygote with packages; None when none are left."""
+    def part(self, key: Key, *, alone: bool = False) -> range | None:
+        """Returns the ids of one zygote, a single one where ``alone``; None when none are left."""
         assert self._slots is not None
-        return self._slots.part(key)
+        return self._slots.part(key, alone=alone)
 
     def take(self, name: str, key: Key, limits: GroupLimits) -> Share:
         """Takes a share for a sandbox. Raises OSError; nothing is taken then."""

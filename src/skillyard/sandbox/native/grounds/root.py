@@ -175,12 +175,6 @@ def detached(source: str) -> tuple[int, bool]:
     return kernel.open_tree(source, recursive=True), True
 
 
-def build(binds: list[Bind], python: Interpreter, packages: str) -> None:
-    """Fills the fresh tmpfs in the working directory, and makes it the read-only root."""
-    fill(binds, python, packages, inside_modules())
-    _enter()
-
-
 def fill(binds: list[Bind], python: Interpreter, packages: str, code: Iterable[tuple[str, Path | None]]) -> None:
     """Makes the working directory a root of ``binds``, with our own ``code`` copied in."""
     for path in _EMPTY_DIRECTORIES:
@@ -230,7 +224,8 @@ def _copy_code(code: Iterable[tuple[str, Path | None]]) -> None:
             shutil.copyfile(source, target)
 
 
-def _enter() -> None:
+def enter() -> None:
+    """Makes the working directory, a tmpfs, the read-only root."""
     kernel.pivot_root(".", ".")
     kernel.umount(".")
     os.chdir("/")

@@ -41,6 +41,8 @@ WORKSPACE, TMP, SHM, SKILLS, BLOBS = "/workspace", "/tmp", "/dev/shm", "/skills"
 WRITABLE = {"workspace": WORKSPACE, "tmp": TMP, "shm": SHM}
 SHOWN = {"skills": SKILLS, "blobs": BLOBS}
 EMPTY = "/run/empty"
+HELD = "/run/held"
+"""The directory for mounts to which a link leads from below one of WRITABLE."""
 TRUST = "/run/egress/ca.pem"
 """An empty file in the shared root, over which a sandbox's own can be mounted."""
 CODE_ROOT = "/opt/skillyard"
@@ -53,6 +55,24 @@ _OOM_SCORE = "500"
 SMALL_STACK = 4 << 20
 """Bytes of a thread's stack where RLIMIT_DATA bounds a process. A hundred fit into the default limits."""
 _USUAL_STACK = 8 << 20
+
+
+class Shown(NamedTuple):
+    """A directory of the host that the root shows at ``path``."""
+
+    path: str
+    writable: bool
+
+
+def held(number: int) -> str:
+    """Returns the place where the directory of that number waits for its sandbox."""
+    return f"{HELD}/{number}"
+
+
+def is_private(path: str) -> bool:
+    """Returns whether ``path`` lies below a place that each sandbox has of its own."""
+    return path.startswith(tuple(f"{place}/" for place in WRITABLE.values()))
+
 
 NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 
@@ -116,13 +136,14 @@ class Build(NamedTuple):
         )
 
 
-def build(spec: Build, cgroups: Sequence[int], closing: bytes) -> None:
+def build(spec: Build, cgroups: Sequence[int], closing: bytes, shown: Sequence[Shown] = ()) -> None:
     """Turns this fresh clone (NAMESPACES) into a sandbox's init. Raises OSError naming the step."""
     _join(cgroups)
     kernel.unshare(kernel.CLONE_NEWCGROUP)
     _name()
     _loopback_up()
     _mount_box(spec)
+    _mount_held(shown)
     _mount_proc(spec)
     _write("/proc/self/oom_score_adj", _OOM_SCORE)
     if spec.cpus:
@@ -136,6 +157,7 @@ def build(spec: Build, cgroups: Sequence[int], closing: bytes) -> None:
         rules += [
             (path, landlock.writable(spec.landlock)) for name, path in WRITABLE.items() if name not in spec.closed
         ]
+        rules += [(each.path, landlock.jailed(spec.landlock)) for each in shown if each.writable]
         landlock.restrict(spec.landlock, rules)
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
@@ -178,6 +200,17 @@ def _mount_box(spec: Build) -> None:
     for name in spec.closed:
         kernel.mount("none", WRITABLE[name], None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | flags)
     kernel.umount(BOX)
+
+
+def _mount_held(shown: Sequence[Shown]) -> None:
+    """Links to directories of the host from below a place of the sandbox's own.
+
+    A mount there would have the place's rights beneath it (landlock(7)), and a pipe of the host could be written to.
+    """
+    for number, each in enumerate(shown):
+        if is_private(each.path):
+            os.makedirs(os.path.dirname(each.path), 0o755, exist_ok=True)
+            os.symlink(held(number), each.path)
 
 
 def _mount_proc(spec: Build) -> None:

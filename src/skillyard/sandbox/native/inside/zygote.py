@@ -32,8 +32,13 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THR
 """Numerical libraries read these when they load. Threads of theirs would not survive the fork."""
 
 
-def main(keeper: int, packages: str, preload: list[str], large: str, closing: str) -> None:
-    """Serves clones on the descriptor ``keeper`` until it closes; filters are in hexadecimal."""
+def main(
+    keeper: int, packages: str, preload: list[str], large: str, closing: str, directories: list[tuple[str, bool]]
+) -> None:
+    """Serves clones on the descriptor ``keeper`` until it closes; filters are in hexadecimal.
+
+    ``directories`` of the host are in the root already, each with whether it can be written to.
+    """
     sock = socket.socket(fileno=keeper)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.install_filter(bytes.fromhex(large))
@@ -42,10 +47,11 @@ def main(keeper: int, packages: str, preload: list[str], large: str, closing: st
         with _scratch():
             import_watched(sock, preload)
     closing_filter = bytes.fromhex(closing)
+    shown = [walls.Shown(*each) for each in directories]
 
     def become_init(order: bytes, fds: list[int]) -> None:
         groups = [] if order.startswith(INTO_CGROUP) else fds[3:]
-        walls.build(walls.Build.decode(order[1:]), groups, closing_filter)
+        walls.build(walls.Build.decode(order[1:]), groups, closing_filter, shown)
         init.Init(*fds[:3]).run()
 
     freeze(bool(preload))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from skillyard.sandbox.native.keeper.spool import Dropped, Spool
+from skillyard.sandbox.native.keeper.spool import Dropped, Line, Spool
 
 WINDOW = 256 * 1024
 """Bytes that are on their way to one reader. A slow reader makes the keeper hold no more."""
@@ -18,7 +18,7 @@ class Follower:
     """``push(fields, data)`` sends a piece. ``fields`` are empty but for the last one, which says why it is the last:
     ``end``, ``dropped`` with the first offset that is kept, ``error``, or ``gone``."""
 
-    def __init__(self, stream: str, spool: Spool, offset: int, push: Push) -> None:
+    def __init__(self, stream: str, spool: Spool | Line, offset: int, push: Push) -> None:
         self.stream = stream
         self._spool = spool
         self._push = push

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from skillyard.sandbox.native.keeper.loop import Loop
-from skillyard.sandbox.native.keeper.request import Key, Listen, Opened, Shape
+from skillyard.sandbox.native.keeper.request import Directory, Key, Listen, Opened, Shape
 from skillyard.sandbox.native.keeper.sandbox import Place, Sandbox
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
 
@@ -80,8 +80,8 @@ class Ground(Protocol):
         """Meets the keeper, before anything else is asked."""
         ...
 
-    def source(self, key: Key, packages: str, preload: Sequence[str]) -> Source:
-        """Returns a new source of sandboxes. Raises OSError."""
+    def source(self, key: Key, packages: str, preload: Sequence[str], directories: Sequence[Directory] = ()) -> Source:
+        """Returns a new source of sandboxes, which show ``directories``. Raises OSError."""
         ...
 
     def place(self, handle: str, shape: Shape) -> Place:

@@ -13,7 +13,7 @@ from typing import Any
 from skillyard.sandbox.native.inside.walls import DONE
 from skillyard.sandbox.native.keeper.follower import Follower
 from skillyard.sandbox.native.keeper.loop import READ, WRITE, Timer, Turns
-from skillyard.sandbox.native.keeper.spool import Spool
+from skillyard.sandbox.native.keeper.spool import Line, Spool
 
 _PIECE = 64 * 1024
 _PIECES_A_TURN = 16
@@ -29,13 +29,15 @@ class Caps:
     """Bytes that are kept of a program.
 
     ``log`` bounds stdout and stderr together, or stdout alone where ``stderr`` bounds stderr. A program that writes
-    more is ended with the outcome ``output``, unless the logs are a ``ring``, in which each has a bound of its own.
+    more is ended with the outcome ``output``, unless the logs are a ``ring``, in which each has a bound of its own, or
+    programs ``wait`` for their one reader. Then nothing is kept but what that one has not taken.
     """
 
     log: int
     channel: int
     stderr: int | None = None
     ring: bool = False
+    wait: bool = False
 
 
 class Program:
@@ -49,12 +51,14 @@ class Program:
         self.caps = caps
         self._on_over = on_over
         stderr = caps.log if caps.stderr is None else caps.stderr
-        self.spools = {
-            "stdout": Spool(spool_dir, kept=caps.log if caps.ring else None),
-            "stderr": Spool(spool_dir, kept=stderr if caps.ring else None),
+        self.spools: dict[str, Spool | Line] = {
+            "stdout": Line() if caps.wait else Spool(spool_dir, kept=caps.log if caps.ring else None),
+            "stderr": Line() if caps.wait else Spool(spool_dir, kept=stderr if caps.ring else None),
             "channel": Spool(spool_dir, held_back=len(DONE)),
         }
         self._readers: dict[int, str] = {}
+        self._full: dict[str, int] = {}
+        """Pipes that are not read, by stream: their reader has not taken what came before."""
         self._channel: socket.socket | None = None
         self._taken = 0
         self._paused = False
@@ -81,15 +85,27 @@ class Program:
     def taken(self, stream: str, offset: int) -> None:
         """Learns that the server has all of ``stream`` before ``offset``."""
         if stream != "channel":
+            self._taken_of_line(stream, offset)
             return
         self._taken = max(self._taken, offset)
         if self._paused and self._unread() <= UNREAD // 2:
             self._paused = False
             self._watch_channel()
 
+    def _taken_of_line(self, stream: str, offset: int) -> None:
+        """Goes on to read a pipe whose program waited for the reader."""
+        line = self.spools[stream]
+        if isinstance(line, Line):
+            line.forget(offset)
+            if stream in self._full and not line.full:
+                self._watch_pipe(self._full.pop(stream), stream)
+
     def read_pipe(self, fd: int, stream: str) -> None:
         os.set_blocking(fd, False)
         self._readers[fd] = stream
+        self._watch_pipe(fd, stream)
+
+    def _watch_pipe(self, fd: int, stream: str) -> None:
         self._loop.watch(fd, READ, lambda _: self._drain(fd, stream, _PIECES_A_TURN))
 
     def talk(self, channel: socket.socket, request: bytes) -> None:
@@ -216,6 +232,8 @@ class Program:
 
     def _take(self, fd: int, stream: str, pieces: int) -> None:
         for _ in range(pieces):
+            if self._stands_still(fd, stream, pieces):
+                return
             try:
                 data = os.read(fd, _PIECE)
             except BlockingIOError:
@@ -226,6 +244,15 @@ class Program:
                 self._close_reader(fd, stream)
                 return
             self._keep(stream, data)
+
+    def _stands_still(self, fd: int, stream: str, pieces: int) -> bool:
+        """Returns whether a pipe is read no further for now. At the end all that is in it is taken."""
+        line = self.spools[stream]
+        if pieces == _PIECES_AT_END or not (isinstance(line, Line) and line.full):
+            return False
+        self._full[stream] = fd
+        self._loop.forget(fd)
+        return True
 
     def _keep(self, stream: str, data: bytes) -> None:
         spool = self.spools[stream]
@@ -243,7 +270,7 @@ class Program:
         caps, lengths = self.caps, {name: spool.length for name, spool in self.spools.items()}
         if stream == "channel":
             return f"{caps.channel} bytes on the result channel", max(0, caps.channel - lengths["channel"])
-        if caps.ring:
+        if caps.ring or caps.wait:
             return "", sys.maxsize
         if caps.stderr is None:
             used = lengths["stdout"] + lengths["stderr"]
@@ -253,6 +280,7 @@ class Program:
 
     def _close_reader(self, fd: int, stream: str) -> None:
         self._readers.pop(fd, None)
+        self._full.pop(stream, None)
         self._loop.forget(fd)
         if stream == "channel" and self._channel is not None:
             self._channel.close()
@@ -261,6 +289,8 @@ class Program:
             os.close(fd)
         orderly = stream == "channel" and self.spools[stream].strip(DONE)
         self.spools[stream].closed = True
+        if self.caps.wait and stream != "channel":
+            self.spools[stream].final = True  # its reader hears at once that the program closed it
         if orderly and self.on_done is not None:
             self.on_done(self)
 

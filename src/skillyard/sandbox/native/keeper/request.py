@@ -53,6 +53,21 @@ class Show:
 
 
 @dataclass(frozen=True, slots=True)
+class Directory:
+    """A directory of the host to show at its own path; ``device`` and ``inode`` name it.
+
+    Files of ``uid`` and ``gid`` belong to the sandbox's user.
+    """
+
+    path: str
+    device: int
+    inode: int
+    uid: int
+    gid: int
+    writable: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """The properties by which two ready sandboxes are interchangeable."""
 

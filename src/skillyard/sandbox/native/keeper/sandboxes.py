@@ -73,11 +73,15 @@ class Sandboxes:
         ground.begin(Household(self._failed, self._zygotes.trim_soon, self._lives, self._inits, self._ours))
 
     def environment(self, name: str, details: dict[str, Any]) -> None:
-        """Learn what an environment is: ``packages`` (a directory or empty) and ``preload``."""
+        """Learns what an environment is: ``packages`` (a directory or empty), ``preload`` and ``directories``.
+
+        One with directories is for one sandbox, and none is made ahead.
+        """
         self._environments[name] = details
 
     def create(self, shape: Shape, asked: Asked) -> None:
-        self._ready.setdefault(shape, deque())
+        if not self._environments[shape.environment]["directories"]:
+            self._ready.setdefault(shape, deque())
         for kind in (shape,) if shape.listen is None else (shape, replace(shape, listen=None)):
             ready = self._ready.get(kind, ())
             while ready:
@@ -146,12 +150,13 @@ class Sandboxes:
 
     def _new_source(self, key: Key) -> Source:
         details = self._environments[key[0]]
-        return self._ground.source(key, details["packages"], tuple(details["preload"]))
+        return self._ground.source(key, details["packages"], tuple(details["preload"]), details["directories"])
 
     def _stays(self, key: Key) -> bool:
         """One without packages is small, and anybody may need it next."""
         environment, *special = key
-        return not (self._environments[environment]["packages"] or any(special))
+        details = self._environments[environment]
+        return not (details["packages"] or details["directories"] or any(special))
 
     def _zygote_closed(self, key: Key) -> None:
         """Its sandboxes go on; those that wait to be used go with it."""
@@ -295,6 +300,8 @@ class Sandboxes:
             sandbox.release()
         finally:
             sandbox.place.release()
+        if self._environments.get(sandbox.shape.environment, {}).get("directories"):
+            self._zygotes.let_go(sandbox.shape.key)
 
     def _try_again(self, shape: Shape, why: str) -> None:
         """Nobody hears of one failure: a zygote may have been killed, and the next one is not. Nor of one that was made

@@ -14,7 +14,7 @@ from skillyard.sandbox.native.keeper.follower import Follower
 from skillyard.sandbox.native.keeper.ground import Ground, Warmth
 from skillyard.sandbox.native.keeper.loop import Loop, Timer
 from skillyard.sandbox.native.keeper.program import Caps, Program
-from skillyard.sandbox.native.keeper.request import Lease, Listen, Shape, Show, allowed
+from skillyard.sandbox.native.keeper.request import Directory, Lease, Listen, Shape, Show, allowed
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.sandboxes import Asked, Sandboxes
 from skillyard.sandbox.native.keeper.spool import IN_MEMORY, Dropped
@@ -122,7 +122,9 @@ class Service:
             close_all(sockets)
 
     def _do_environment(self, number: Number, header: Header, body: bytes) -> None:
-        self._sandboxes.environment(header["name"], {"packages": header["packages"], "preload": header["preload"]})
+        details = {"packages": header["packages"], "preload": header["preload"]}
+        directories = tuple(Directory(**each) for each in header.get("directories", ()))
+        self._sandboxes.environment(header["name"], details | {"directories": directories})
         self._answer(number)
 
     def _do_prepare(self, number: Number, header: Header, body: bytes) -> None:
@@ -214,7 +216,13 @@ class Service:
             return
         if sandbox.dead:
             raise Unknown("the sandbox has ended")
-        caps = Caps(header["log_bytes"], header["channel_bytes"], header["stderr_bytes"], header["ring"])
+        caps = Caps(
+            header["log_bytes"],
+            header["channel_bytes"],
+            header["stderr_bytes"],
+            header["ring"],
+            header.get("wait", False),
+        )
         request = body if header["argv"] is None else None
         program = sandbox.start(header["id"], header, caps, request)
         program.tied = header["tied"]

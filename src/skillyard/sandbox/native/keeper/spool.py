@@ -130,6 +130,56 @@ class Spool:
         self._memory.clear()
 
 
+LINE_BYTES = 256 * 1024
+
+
+class Line:
+    """The output of a program that waits for its one reader, who has not taken it yet.
+
+    It is read as a :class:`Spool`.
+    """
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+        self.length = 0
+        self.closed = self.final = False
+
+    @property
+    def full(self) -> bool:
+        """Returns whether no more is to be taken from the program."""
+        return len(self._memory) >= LINE_BYTES
+
+    @property
+    def first(self) -> int:
+        return self.length - len(self._memory)
+
+    def append(self, data: bytes) -> None:
+        self._memory += data
+        self.length += len(data)
+
+    def forget(self, offset: int) -> None:
+        """Drops the bytes before ``offset``, which the reader has."""
+        del self._memory[: max(0, offset - self.first)]
+
+    @property
+    def readable(self) -> int:
+        return self.length
+
+    def read(self, offset: int, most: int) -> bytes:
+        """Returns bytes from ``offset`` on. Raises Dropped."""
+        if offset < self.first:
+            raise Dropped(self.first)
+        at = offset - self.first
+        return bytes(self._memory[at : at + most])
+
+    def strip(self, tail: bytes) -> bool:
+        """Returns False: no guest writes to it, and it has no marker."""
+        return False
+
+    def drop(self) -> None:
+        self._memory.clear()
+
+
 def _write(fd: int, data: bytes, at: int) -> None:
     view = memoryview(data)
     while view:

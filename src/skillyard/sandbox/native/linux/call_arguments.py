@@ -314,3 +314,67 @@ UNCOUNTED_RULES: tuple[Rule, ...] = (
     Rule(("memfd_create",), "never (`ENOSYS`)", "as for mmap", (refuse(errno.ENOSYS),)),
 )
 """In the closing filter, where no cgroup controller counts memory."""
+
+
+_SET_IDS = 0o6000
+_STREAM, _SEQPACKET = 1, 5
+_O_CREAT, _O_TMPFILE = 0o100, 0o20000000
+_RISE = (
+    "files in a directory of the host belong to its user there: one with a set-user-ID or set-group-ID bit would lend "
+    "that user to whoever executes it on the host"
+)
+_REACH = (
+    "a socket that lies in a directory of the host has a program of the host at its other end, and no mount namespace "
+    "is in between (unix(7))"
+)
+
+
+def _no_set_ids(calls: tuple[str, ...], mode: int) -> Rule:
+    return Rule(
+        calls, "not with a mode that sets a user or a group", _RISE, tuple(bpf.without(mode, _SET_IDS, refuse()))
+    )
+
+
+def _no_set_ids_when_made(call: str, flags: int, mode: int) -> Rule:
+    """Of calls whose mode counts only when they make a file."""
+    body = (
+        (LOAD, 0, 0, flags),
+        (JSET, 1, 0, _O_CREAT | _O_TMPFILE),
+        ALLOW,
+        *bpf.without(mode, _SET_IDS, refuse()),
+    )
+    return Rule((call,), "makes no file with a mode that sets a user or a group", _RISE, body)
+
+
+JAIL_RULES: tuple[Rule, ...] = (
+    _no_set_ids(("chmod", "fchmod", "creat", "mknod"), ARG1),
+    _no_set_ids(("fchmodat", "fchmodat2", "mknodat"), ARG2),
+    _no_set_ids_when_made("open", ARG1, ARG2),
+    _no_set_ids_when_made("openat", ARG2, ARG3),
+    Rule(
+        ("openat2",),
+        "never (`ENOSYS`)",
+        f"its mode lies in memory, where no filter can read it; {_RISE}",
+        (refuse(errno.ENOSYS),),
+    ),
+    Rule(
+        ("socket",),
+        "not `AF_UNIX` (`EAFNOSUPPORT`)",
+        _REACH,
+        ((LOAD, 0, 0, ARG0), (JEQ, 1, 0, AF_UNIX), ALLOW, refuse(errno.EAFNOSUPPORT)),
+    ),
+    Rule(
+        ("socketpair",),
+        "`SOCK_STREAM` and `SOCK_SEQPACKET`, which can be connected to nothing else (others: `EPROTONOSUPPORT`)",
+        _REACH,
+        (
+            (LOAD, 0, 0, ARG1),
+            (AND, 0, 0, _TYPE_MASK),
+            (JEQ, 2, 0, _STREAM),
+            (JEQ, 1, 0, _SEQPACKET),
+            refuse(errno.EPROTONOSUPPORT),
+            ALLOW,
+        ),
+    ),
+)
+"""In the closing filter of a sandbox that shows directories of the host."""

@@ -29,6 +29,7 @@ CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 1 << 12, 1 << 14, 1 << 18, 2
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
+_MOUNT_ATTR_IDMAP = 0x100000
 OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
 MOVE_MOUNT_F_EMPTY_PATH, MOVE_MOUNT_T_EMPTY_PATH = 0x4, 0x40
 FSOPEN_CLOEXEC, FSMOUNT_CLOEXEC, FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 1, 1, 1, 6
@@ -111,6 +112,12 @@ def open_tree(path: str, *, recursive: bool = False) -> int:
     return call(f"open_tree {path}", NR_OPEN_TREE, ctypes.c_int(AT_FDCWD), os.fsencode(path), ctypes.c_uint(flags))
 
 
+def open_tree_at(fd: int) -> int:
+    """Returns a detached copy of the mount at ``fd``, without the mounts below it."""
+    flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH
+    return call("open_tree", NR_OPEN_TREE, ctypes.c_int(fd), b"", ctypes.c_uint(flags))
+
+
 def move_mount(fd: int, target: str) -> None:
     """Attach a detached mount. A symbolic link at ``target`` is not followed."""
     call(
@@ -161,10 +168,18 @@ def open_place(path: str, resolve: int, at: int = AT_FDCWD) -> int:
     return call(f"openat2 {path}", NR_OPENAT2, ctypes.c_int(at), os.fsencode(path), how, size)
 
 
+def map_ids(fd: int, users: int) -> None:
+    """Shows the files of the detached mount ``fd`` with the owners that ``users`` maps."""
+    _mount_setattr(fd, "", struct.pack("QQQQ", _MOUNT_ATTR_IDMAP, 0, 0, users), AT_EMPTY_PATH)
+
+
 def mount_setattr(fd: int, path: str, add: int, *, recursive: bool = False) -> None:
     """Change a mount's flags; ``path`` empty means the mount behind ``fd``."""
     attr = struct.pack("QQQQ", add, 0, 0, 0)
-    flags = (0 if path else AT_EMPTY_PATH) | (AT_RECURSIVE if recursive else 0)
+    _mount_setattr(fd, path, attr, (0 if path else AT_EMPTY_PATH) | (AT_RECURSIVE if recursive else 0))
+
+
+def _mount_setattr(fd: int, path: str, attr: bytes, flags: int) -> None:
     call(
         f"mount_setattr {path or fd}",
         NR_MOUNT_SETATTR,

@@ -12,6 +12,7 @@ from skillyard.sandbox.native.linux import kernel
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 MAKE_CHAR, MAKE_BLOCK = 1 << 6, 1 << 11
+MAKE_SOCK, MAKE_FIFO = 1 << 9, 1 << 10
 REFER, TRUNCATE, IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 SCOPE_ABSTRACT_UNIX, SCOPE_SIGNAL = 1 << 0, 1 << 1
 
@@ -47,6 +48,11 @@ def handled(version: int) -> int:
 
 def writable(version: int) -> int:
     return handled(version) & ~(MAKE_CHAR | MAKE_BLOCK | IOCTL_DEV)
+
+
+def jailed(version: int) -> int:
+    """Returns the rights in a directory of the host: no pipes and sockets are made there."""
+    return writable(version) & ~(MAKE_SOCK | MAKE_FIFO | EXECUTE)
 
 
 def restrict(version: int, rules: Sequence[tuple[str, int]]) -> None:

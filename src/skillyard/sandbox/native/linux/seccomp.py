@@ -13,7 +13,14 @@ from dataclasses import dataclass
 
 from skillyard.sandbox.native.linux import bpf, kernel
 from skillyard.sandbox.native.linux.bpf import ALLOW, JEQ, JGE, KILL, LOAD, Instruction, refuse
-from skillyard.sandbox.native.linux.call_arguments import BUILDING_RULES, CLOSING_RULES, RULES, UNCOUNTED_RULES, Rule
+from skillyard.sandbox.native.linux.call_arguments import (
+    BUILDING_RULES,
+    CLOSING_RULES,
+    JAIL_RULES,
+    RULES,
+    UNCOUNTED_RULES,
+    Rule,
+)
 from skillyard.sandbox.native.linux.syscall_numbers import numbers
 
 
@@ -171,13 +178,20 @@ def large_filter(arch: str = kernel.ARCH) -> list[Instruction]:
     return program + bpf.search(nr[name] for name in names if name in nr)
 
 
-def closing_filter(arch: str = kernel.ARCH, *, memory_counted: bool = True) -> list[Instruction]:
-    """For a sandbox whose walls stand: what built them is refused from here on. Where no controller counts memory,
-    so is memory that no process shows as its own."""
+def closing_filter(
+    arch: str = kernel.ARCH, *, memory_counted: bool = True, directories: bool = False
+) -> list[Instruction]:
+    """For a sandbox whose walls stand: what built them is refused from here on.
+
+    Where no controller counts memory, so is memory that no process shows as its own, and with ``directories`` of the
+    host the calls that would reach programs or rights of the host through a file.
+    """
     nr = numbers(arch)
     program = head(arch)
     if not memory_counted:
         program += _rules(UNCOUNTED_RULES, nr)
+    if directories:
+        program += _rules(JAIL_RULES, nr)
     program += _rules(CLOSING_RULES, nr)
     for name in BUILDING:
         program += bpf.when(nr[name], [refuse(errno.ENOSYS if name in ABSENT else errno.EPERM)])
@@ -203,4 +217,4 @@ def head(arch: str) -> list[Instruction]:
 
 
 def _rules(rules: Iterable[Rule], nr: Mapping[str, int]) -> list[Instruction]:
-    return [step for rule in rules for name in rule.calls for step in bpf.when(nr[name], rule.body)]
+    return [step for rule in rules for name in rule.calls if name in nr for step in bpf.when(nr[name], rule.body)]

@@ -20,7 +20,7 @@ from skillyard.sandbox.native.groups.groups import GroupLimits
 from skillyard.sandbox.native.keeper.ground import Household, Source, Start, Warmth
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.main import launch
-from skillyard.sandbox.native.keeper.request import MIB, Key, Listen, Opened, Shape
+from skillyard.sandbox.native.keeper.request import MIB, Directory, Key, Listen, Opened, Shape
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
 from skillyard.sandbox.native.keeper.watch.processes import status, tree_of
@@ -151,7 +151,10 @@ class GvisorGround:
         self._household = household
         self._host.begin(household.lives)
 
-    def source(self, key: Key, packages: str, preload: Sequence[str]) -> Source:
+    def source(self, key: Key, packages: str, preload: Sequence[str], directories: Sequence[Directory] = ()) -> Source:
+        if directories:
+            raise OSError(0, "the isolation 'gvisor' cannot show directories of the host")
+
         def plan(sandbox: Sandbox, place: GvisorPlace) -> jail.Plan:
             return self._jail(sandbox.handle, place, packages, preload)
 

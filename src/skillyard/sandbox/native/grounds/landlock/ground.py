@@ -28,7 +28,7 @@ from skillyard.sandbox.native.groups.groups import Group
 from skillyard.sandbox.native.keeper.ground import Household, Source, Start
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.main import launch
-from skillyard.sandbox.native.keeper.request import MIB, Key, Listen, Opened, Shape
+from skillyard.sandbox.native.keeper.request import MIB, Directory, Key, Listen, Opened, Shape
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
 from skillyard.sandbox.native.keeper.watch.processes import below
@@ -127,7 +127,9 @@ class LandlockGround:
         self._household = household
         self._leftovers = Leftovers(self._loop, household.inits)
 
-    def source(self, key: Key, packages: str, preload: Sequence[str]) -> Source:
+    def source(self, key: Key, packages: str, preload: Sequence[str], directories: Sequence[Directory] = ()) -> Source:
+        if directories:
+            raise OSError(0, "the isolation 'landlock' cannot show directories of the host")
         forwarding = key[2]
         if forwarding and self._landlock < _KNOWS_TCP:
             raise OSError(0, _NO_TCP.format(self._landlock))

@@ -19,7 +19,7 @@ from skillyard.sandbox.native.keeper.account import Account, ProcessMeter
 from skillyard.sandbox.native.keeper.ground import Household, Source, Start
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.main import launch
-from skillyard.sandbox.native.keeper.request import MIB, Key, Listen, Opened, Shape, Show
+from skillyard.sandbox.native.keeper.request import MIB, Directory, Key, Listen, Opened, Shape, Show
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.watch import memory
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
@@ -123,10 +123,17 @@ class NamespacesGround:
         self._household = household
         self._host.begin(household.lives)
 
-    def source(self, key: Key, packages: str, preload: Sequence[str]) -> Source:
-        """Plans a zygote; one that imports packages gets ids that no other zygote's sandboxes have."""
+    def source(self, key: Key, packages: str, preload: Sequence[str], directories: Sequence[Directory] = ()) -> Source:
+        """Plans a zygote; one that imports packages gets ids that no other zygote's sandboxes have.
+
+        One with directories has one id for its one sandbox, to which their files belong.
+        """
         host = self._host
-        slots = host.part(key) if preload and host.ids.count > 1 else range(1, host.ids.count)
+        if directories and not host.landlock:
+            raise OSError(0, "directories of the host need Landlock, and this kernel has none")
+        slots: range | None = range(1, host.ids.count)
+        if host.ids.count > 1 and (preload or directories):
+            slots = host.part(key, alone=bool(directories))
         plan = ZygotePlan(
             host.python,
             packages,
@@ -137,6 +144,7 @@ class NamespacesGround:
             host.cgroups.has("memory"),
             host.cgroups.let_clone(host.ids.base),
             self._zygote_group,
+            tuple(directories),
         )
         return Zygote(self._loop, plan, self._upkeep, self._household, self._lacks, host.bury)
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from skillyard.sandbox.native.grounds import root
 from skillyard.sandbox.native.grounds.host import Ids
-from skillyard.sandbox.native.grounds.namespaces import zygote_check
+from skillyard.sandbox.native.grounds.namespaces import directories, zygote_check
 from skillyard.sandbox.native.grounds.namespaces.pid_space import PidSpace
 from skillyard.sandbox.native.grounds.root import Interpreter
 from skillyard.sandbox.native.groups.groups import Group
+from skillyard.sandbox.native.keeper.request import Directory
 from skillyard.sandbox.native.keeper.zygotes.process import Started
 from skillyard.sandbox.native.linux import kernel, namespaces, seccomp
 
@@ -47,12 +48,16 @@ class ZygotePlan:
     """The ``cgroup.procs`` of where it must be to clone into the sandboxes' groups."""
     own_group: Callable[[], Group | None] = lambda: None
     """Makes a group for a zygote that runs packages' code."""
+    directories: tuple[Directory, ...] = ()
+    """Directories of the host that its one sandbox shows."""
 
     def start(self, sock: socket.socket, errors: int, modules: tuple[str, ...]) -> Started:
         """Starts a zygote that speaks on ``sock`` and writes errors to ``errors``. Raises OSError.
 
         With ``modules``, packages' code will run in it, and it sees its own processes and its sandboxes' only.
         """
+        if self.directories and self.slots is None:
+            raise OSError(0, "all user ids for sandboxes are in use")
         if not modules:
             pid, _ = _start(self, os.fork, [self.group] if self.group else [], sock, errors, ())
             return Started(pid)
@@ -91,18 +96,24 @@ def _start(
 ) -> tuple[int, str]:
     """Starts it; returns its pid and its mounts."""
     binds = root.sources(plan.python, plan.packages, memory_counted=plan.memory_counted)
+    try:
+        shown = directories.opened(plan.directories, _owner(plan))
+    except OSError:
+        for bind in binds:
+            os.close(bind.fd)
+        raise
     ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
     mapped_r, mapped_w = os.pipe2(os.O_CLOEXEC)
     pid = fork()
     if pid == 0:
         try:
             _join(joins)
-            _become(plan, _own_proc(binds) if modules else binds, sock, errors, modules, ready_w, mapped_r)
+            _become(plan, _own_proc(binds) if modules else binds, shown, sock, errors, modules, ready_w, mapped_r)
         except BaseException as error:  # noqa: BLE001 - this process must end here, and say why
             os.write(errors, f"zygote: {type(error).__name__}: {error}\n".encode())
         finally:
             os._exit(1)
-    for fd in (ready_w, mapped_r, *(bind.fd for bind in binds)):
+    for fd in (ready_w, mapped_r, *shown, *(bind.fd for bind in binds)):
         os.close(fd)
     mounts = ""
     try:
@@ -114,6 +125,11 @@ def _start(
         os.close(ready_r)
         os.close(mapped_w)
     return pid, mounts
+
+
+def _owner(plan: ZygotePlan) -> int | None:
+    """Returns the one sandbox's id as the keeper counts; None where it is the keeper's own."""
+    return None if plan.ids.count == 1 or not plan.slots else plan.ids.base + plan.slots.start
 
 
 def _map(pid: int, ids: Ids, slots: range | None) -> None:
@@ -144,6 +160,7 @@ def _own_proc(binds: list[root.Bind]) -> list[root.Bind]:
 def _become(
     plan: ZygotePlan,
     binds: list[root.Bind],
+    shown: list[int],
     sock: socket.socket,
     errors: int,
     modules: tuple[str, ...],
@@ -153,7 +170,7 @@ def _become(
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setpgid(0, 0)  # what it clones is in its group, and can be told from what others cloned
-    _make_root(plan, binds)
+    _make_root(plan, binds, shown)
     # The root was made in the mount namespace before this one, which another user namespace owns: so the kernel locks
     # each mount of it, and nobody in here can make one writable, take it away or uncover what it covers.
     namespaces.unshare("user, mount, network, ipc and uts namespaces", _NAMESPACES)
@@ -170,7 +187,7 @@ def _become(
     _exec(plan, sock, errors, modules)
 
 
-def _make_root(plan: ZygotePlan, binds: list[root.Bind]) -> None:
+def _make_root(plan: ZygotePlan, binds: list[root.Bind], shown: list[int]) -> None:
     """Makes the root, owned by the zygote's id."""
     base = plan.ids.base
     namespaces.unshare("mount namespace", kernel.CLONE_NEWNS)
@@ -180,7 +197,9 @@ def _make_root(plan: ZygotePlan, binds: list[root.Bind]) -> None:
     os.chdir(plan.root_dir)
     os.umask(0o022)
     kernel.set_file_ids(base, base)
-    root.build(binds, plan.python, plan.packages)
+    root.fill(binds, plan.python, plan.packages, root.inside_modules())
+    directories.hang(plan.directories, shown)
+    root.enter()
     kernel.set_file_ids(0, 0)
 
 
@@ -213,9 +232,10 @@ def _exec(plan: ZygotePlan, sock: socket.socket, errors: int, modules: tuple[str
     if modules:
         lessen_descriptors()
     packages = plan.python.packages if plan.packages else ""
-    closing = seccomp.closing_filter(memory_counted=plan.memory_counted)
+    closing = seccomp.closing_filter(memory_counted=plan.memory_counted, directories=bool(plan.directories))
     filters = [seccomp.assemble(made).hex() for made in (seccomp.large_filter(), closing)]
-    arguments = json.dumps([KEEPER_FD, packages, list(modules), *filters])
+    shown = [[each.path, each.writable] for each in plan.directories]
+    arguments = json.dumps([KEEPER_FD, packages, list(modules), *filters, shown])
     name = f"python{sys.version_info.major}"
     os.execve(
         plan.python.executable,

@@ -302,6 +302,11 @@ class Zygotes:
     def _may_go(self, key: Key) -> bool:
         return self._sources[key].idle and not self._stays(key)
 
+    def let_go(self, key: Key) -> None:
+        """Closes the source of ``key``, where there is one: nobody needs it again."""
+        if key in self._sources:
+            self._let_go(key)
+
     def _let_go(self, key: Key) -> None:
         del self._needed_at[key]
         self._sources.pop(key).close()

@@ -1,0 +1,53 @@
+"""A jail as an operator orders it, and the streams of its program."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from skillyard.domain.network.rule import Rule
+from skillyard.domain.sandbox.content import JailDirectory
+from skillyard.domain.sandbox.spec import Mount, Stream
+from skillyard.domain.work.limits import Limits
+from skillyard.engine.secrets.service import GivenSecret
+
+
+@dataclass(frozen=True, slots=True)
+class JailOrder:
+    """A program with its grants. It has nothing else of the host.
+
+    ``env`` are variables, ``rules`` the hosts that it may reach, ``mounts`` content of stores.
+    """
+
+    args: tuple[str, ...]
+    limits: Limits
+    directories: tuple[JailDirectory, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    rules: tuple[Rule, ...] = ()
+    secrets: tuple[GivenSecret, ...] = ()
+    cwd: str = "/workspace"
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+class Wires(Protocol):
+    """The client's end of the standard streams."""
+
+    async def read(self) -> bytes:
+        """Returns the next bytes of standard input; none at its end."""
+        ...
+
+    async def write(self, stream: Stream, data: bytes) -> None:
+        """Writes to a standard stream, and waits until the client took it. Raises OSError when it takes no more."""
+        ...
+
+    def close(self, stream: Stream) -> None:
+        """Learns that the program wrote its last byte to a stream. Idempotent."""
+        ...
+
+    @property
+    def gone(self) -> asyncio.Future[str]:
+        """Returns what is done, with a sentence, when the client is gone or asks for the end."""
+        ...

@@ -1,0 +1,1 @@
+"""``skillyard jail``: any program behind the walls, with its streams passed through."""

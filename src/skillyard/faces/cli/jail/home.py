@@ -1,0 +1,93 @@
+"""The state of jails: data directories, each used by one jail at a time."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skillyard.data_dir import DataDir, DataDirInUse
+from skillyard.domain.errors import InvalidInput, shown
+from skillyard.domain.principal import DEFAULT_PROJECT, LOCAL
+from skillyard.domain.secret import Delivery, SecretAct, SecretEvent, bound_hosts
+
+if TYPE_CHECKING:
+    from skillyard.config.settings import Settings
+    from skillyard.engine.secrets.service import GivenSecret
+    from skillyard.runtime import Runtime
+
+BASE_DIR = "SKILLFLAW_MCP_SANDBOX_BASE_DIR"
+"""The variable of SkillFlaw for the same directory; the setting jail.dir goes before it."""
+
+
+def base(settings: Settings) -> Path:
+    """Returns the directory of the state of all jails."""
+    foreign = os.environ.get(BASE_DIR)
+    chosen = settings.jail.dir or (Path(foreign) if foreign else DataDir(settings.data_dir).jails)
+    return chosen.expanduser().absolute()
+
+
+def homes(settings: Settings) -> Iterator[Path]:
+    """Yields the data directories that jails have used."""
+    for number in itertools.count():
+        if not (home := base(settings) / str(number)).is_dir():
+            return
+        yield home
+
+
+@asynccontextmanager
+async def runtime(settings: Settings, isolation: str | None) -> AsyncIterator[Runtime]:
+    """Opens a runtime for one jail, on the first data directory that no other jail uses.
+
+    It makes no sandbox ahead. Raises what :meth:`skillyard.runtime.Runtime.open` raises but DataDirInUse.
+    """
+    from skillyard.runtime import Runtime
+
+    changes: dict[str, object] = {**settings.on_demand(), "skills_dirs": ()}
+    if isolation is not None:
+        changes["policy"] = settings.policy.changed(isolation=isolation)
+    for number in itertools.count():
+        home = base(settings) / str(number)
+        opened = Runtime(settings=settings.model_copy(update={**changes, "data_dir": home}), warm=False)
+        try:
+            await opened.open()
+        except DataDirInUse:
+            continue
+        try:
+            yield opened
+        finally:
+            await opened.close()
+        return
+
+
+async def secrets(settings: Settings, names: Sequence[str]) -> tuple[GivenSecret, ...]:
+    """Returns the operator's secrets, whose use is in the audit then. Raises InvalidInput, StoreFault."""
+    if not names:
+        return ()
+    from skillyard.engine.secrets.service import GivenSecret
+    from skillyard.wiring import local_secrets
+
+    given = []
+    async with local_secrets(settings, DataDir(settings.data_dir)) as book:
+        for name in names:
+            found = await book.find(name, DEFAULT_PROJECT, "")
+            if found is None:
+                raise InvalidInput("secret", f"is not stored: `skillyard secret set {name}`", shown(name))
+            event = SecretEvent(
+                at=book.clock.now(),
+                act=SecretAct.USED,
+                name=name,
+                principal=LOCAL.name,
+                project=DEFAULT_PROJECT,
+                scope=str(found.scope),
+                version=found.version,
+                delivery=found.delivery.value,
+                reason="jail",
+            )
+            await book.audit.record([event])
+            hosts = bound_hosts(found.hosts) if found.delivery is Delivery.GATE else ()
+            given.append(GivenSecret(name, found.value, found.delivery, hosts, found.version, ""))
+    return tuple(given)
