@@ -92,15 +92,22 @@ def unreached(what, function, *args):
 
 
 def reached(what, function, *args):
+    if function is direct and not DIRECT:
+        host, port, data = args
+        function, args = connect, (f"{host}:{port}", data)
     works(what, lambda: PROOF in function(*args))
 '''
 )
 
 
-def _attack(name: str, tries: str, body: str) -> None:
-    """Adds an attack. ``body`` runs as the skill that may reach one host; ``args`` has the ports of the outside."""
+def _attack(name: str, tries: str, body: str, *, names: bool = False) -> None:
+    """Adds an attack. ``body`` runs as the skill that may reach one host; ``args`` has the ports of the outside.
+
+    With ``names`` it asks a name server, which is there where programs need no proxy."""
 
     async def steps(site: Site) -> Judgement:
+        if names and not await _is_direct(site):
+            return not_applicable("names are asked of nobody inside: programs reach out through a proxy alone")
         run = await _called(site, body)
         return _none(run) or judged(run)
 
@@ -110,8 +117,18 @@ def _attack(name: str, tries: str, body: str) -> None:
 async def _called(site: Site, body: str) -> Report:
     there = outside_of(site)
     args = {"open": there.open_port, "other": there.other_port, "datagrams": there.datagrams}
-    code = program(body, site.levels).replace("def main(args):", f"{_TOOLS}\n\ndef main(args):", 1)
+    tools = f"DIRECT = {await _is_direct(site)}\n{_TOOLS}"
+    code = program(body, site.levels).replace("def main(args):", f"{tools}\n\ndef main(args):", 1)
     return await site.call_run("execute_skill", {"name": CALLER, "args": {"code": code, "args": args}})
+
+
+async def _is_direct(site: Site) -> bool:
+    """Returns whether programs that know no proxy reach out, where any do."""
+    assert site.runtime is not None
+    backends = site.runtime.app.backends
+    offer = backends.default if site.isolation is None else await backends.named(site.isolation)
+    abilities = {} if offer is None else offer.probe.abilities
+    return "direct" in abilities or "egress" not in abilities
 
 
 def _none(run: Report) -> Judgement | None:
@@ -189,7 +206,7 @@ _attack("questions", "Have names answered that are not declared, and carry words
             must_be(f"answers for {name} {kind}", 0, ask(name, kind))
     must_be("texts of the declared name", 0, ask(ALLOWED, 16))
     works("the declared name", lambda: ask(ALLOWED, 1) == 1)
-    """)  # fmt: skip
+    """, names=True)  # fmt: skip
 
 
 async def _datagrams(site: Site) -> Judgement:
