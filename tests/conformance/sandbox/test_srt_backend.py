@@ -27,13 +27,17 @@ writing-metadata leftovers-shared-times
 privileges-capabilities privileges-higher-limits privileges-core-dumps processes-starve-init limits-pending-signals
 trees-programs_may_end_what_serves_files leftovers-processes
 network-interfaces network-listeners network-meet-by-names leftovers-sockets benign-sockets
+objects-locks objects-watches objects-in-flight objects-tcp-ended limits-cpu-affinity
+objects-tcp objects-tcp-unaccepted objects-udp
 """
 BEYOND = frozenset(_BEYOND.split())
 """Attacks that srt does not stop, and programs that it refuses.
 
 It masks nothing of /proc, gives terminals and the host's device files, leaves limits to programs, and has helpers of
-its own in the sandbox: relays on the loopback, and a first process with capabilities in its own namespace. The agent
-has the user of its programs and is not the first process. Unix sockets are refused.
+its own in the sandbox: relays on the loopback, and a first process with capabilities in its own namespace. Objects
+that the kernel counts for nobody have no watch of ours, it refuses sockets that pass the limit instead of ending the
+program, and a quota bounds processors without keeping programs on one.
+The agent has the user of its programs and is not the first process. Unix sockets are refused.
 """
 WHOLE = ("walls",)
 _SHORT = """
@@ -43,6 +47,7 @@ mounts-mounts_cannot_be_changed
 content-opened_tree_is_shown content-packages_can_be_imported
 guest-skills_and_blobs_are_read
 survival-task_goes_on_without_its_server
+limits-memory_hog_of_many_ends_as_memory limits-cpu
 limits-limits_of_two_sandboxes_do_not_add_up
 network-outside canaries-files canaries-processes canaries-environment benign-subprocess benign-multiprocessing
 """

@@ -30,7 +30,7 @@ from skillyard.sandbox.agent_client import AgentSandbox, Reach
 from skillyard.sandbox.content import ContentCache
 from skillyard.sandbox.native.probe import look_inside
 from skillyard.sandbox.registry import Kind, Place
-from skillyard.sandbox.srt import run, stage, tools
+from skillyard.sandbox.srt import bounds, run, stage, tools
 from skillyard.sandbox.srt.probe import LOOK, NAME, WITHOUT, absent, judge
 from skillyard.sandbox.srt.settings import settings
 from skillyard.threads import to_its_end
@@ -47,6 +47,7 @@ class SrtBackend:
         self._ours, native = ours or SrtSettings(), native or NativeSettings()
         self._root = self._ours.local_root or run_dir
         self._uids = (native.uid_base + native.uid_count, native.uid_count)
+        self._bounds = bounds.Bounds(self._root)
         self._tools: tools.Tools | None = None
         self._open: dict[str, AgentSandbox] = {}
         self._creating: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -79,9 +80,12 @@ class SrtBackend:
                 sandbox = await self._make(spec, f"probe-{secrets.token_hex(8)}", {})
                 try:
                     seen = await look_inside(sandbox, LOOK, *words, bound_ms=_LOOK_LIMITS.timeout_ms)
+                    limits = {
+                        name: self._bounds.lacking(kind) for name, kind in (("memory", "memory"), ("cpus", "cpu"))
+                    }
                 finally:
                     await self.destroy(sandbox.handle)
-            return judge(seen, os.geteuid() == 0, _LOOK_LIMITS.disk_mb << 20, facts)
+            return judge(seen, os.geteuid() == 0, _LOOK_LIMITS.disk_mb << 20, facts, limits)
         except SkillyardError as error:
             return absent(error.message, facts)
         except (LookupError, TypeError, ValueError, OSError) as error:
@@ -118,9 +122,15 @@ class SrtBackend:
                 if os.geteuid() == 0:
                     held = (one["uid"] for one in run.states(self._root).values())
                     state["uid"] = run.free_uid(*self._uids, held)
+                state["group"] = await to_its_end(self._bounds.of, handle)
                 run.make(place, spec, settings(self._ours, stage.WRAPPER), state)
+            if state["group"]:
+                self._bounds.make(handle, spec.limits)
             await to_its_end(run.launch, place, spec, found, state)
-            return await self._attached(handle, state)
+            sandbox = await self._attached(handle, state)
+            if state["group"]:
+                bounds.tighten(state["group"], spec.limits)
+            return sandbox
         except BaseException:
             await self.destroy(handle)
             raise
@@ -173,6 +183,7 @@ class SrtBackend:
             await sandbox.close()
         if state:
             await run.ended(state)
+            await bounds.removed(state.get("group", {}))
         await _remove(place)
         if state:
             self._content.release(state["key"])
@@ -190,6 +201,7 @@ class SrtBackend:
             else:
                 await self.destroy(handle)
         self._open.clear()
+        self._bounds.close()
 
 
 async def _remove(place: Path) -> None:

@@ -50,8 +50,6 @@ _GAPS = {
     "kernel_surface": _FILTER,
     "seccomp": _FILTER,
     "landlock": "srt does not use it",
-    "memory": "srt has no limit of memory",
-    "cpus": "srt has no limit of processors",
     "disk": "the size of a tmpfs bounds the bytes of files, and nothing bounds their number",
 }
 _ABILITIES = {
@@ -63,10 +61,13 @@ _ABILITIES = {
 }
 
 
-def judge(seen: Mapping[str, Any], root: bool, disk_bytes: int, facts: Mapping[str, str]) -> Probe:
+def judge(
+    seen: Mapping[str, Any], root: bool, disk_bytes: int, facts: Mapping[str, str], lacking: Mapping[str, str]
+) -> Probe:
     """Returns the probe from the output of :data:`LOOK`.
 
-    ``root`` says whether the server is root, ``disk_bytes`` is the size that its places were given.
+    ``root`` says whether the server is root, ``disk_bytes`` is the size that its places were given. ``lacking`` are the
+    limits of control groups, each with the reason where there is none.
     """
     if seen["reached"]:
         return absent(f"a test sandbox reached {', '.join(seen['reached'])}", facts)
@@ -91,6 +92,7 @@ def judge(seen: Mapping[str, Any], root: bool, disk_bytes: int, facts: Mapping[s
         "timeout": Protection(Level.SUPERVISED, by="the agent watches and kills, and the server after it"),
         "output": Protection(Level.SUPERVISED, by="the agent counts and ends the program"),
     }
+    found |= {name: _counted(why) for name, why in lacking.items()}
     found |= {name: Protection(Level.MISSING, why=why, mend=_NATIVE) for name, why in _GAPS.items()}
     return Probe(NAME, True, found, {"kernel": _kernel(), **facts}, _ABILITIES)
 
@@ -100,6 +102,13 @@ def absent(why: str, facts: Mapping[str, str]) -> Probe:
     missing = Protection(Level.MISSING, why=why)
     nothing = dict.fromkeys((*WALLS, *LIMITS), missing)
     return Probe(NAME, False, nothing, {"kernel": _kernel(), **facts, "why": why}, _ABILITIES)
+
+
+def _counted(why: str) -> Protection:
+    if not why:
+        return Protection(Level.KERNEL, by="a control group of the sandbox, with room for srt itself")
+    told = f"srt has no such limit, and no control group counts: {why}"
+    return Protection(Level.MISSING, why=told, mend="run the server as root where control groups can be made")
 
 
 def _held(stands: bool, by: str) -> Protection:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import resource
+import shlex
 import signal
 import socket
 import stat
@@ -20,7 +21,7 @@ from skillyard.domain.sandbox.spec import Owner, SandboxSpec
 from skillyard.sandbox.agent_channel import Opener
 from skillyard.sandbox.content import bound
 from skillyard.sandbox.guest_argv import descriptor, guest_bundle
-from skillyard.sandbox.srt import stage, tools
+from skillyard.sandbox.srt import bounds, stage, tools
 from skillyard.sandbox.srt.tools import Tools
 
 PREFIX = "srt-"
@@ -68,12 +69,12 @@ def make(place: Path, spec: SandboxSpec, settings: dict[str, Any], state: dict[s
 
 def launch(place: Path, spec: SandboxSpec, found: Tools, state: dict[str, Any]) -> None:
     """Starts srt with the agent in it, and adds the process to the state."""
-    pid = _start(place, spec, found, state["uid"], state["secret"])
+    pid = _start(place, spec, found, state)
     state |= {"pid": pid, "started": _started(pid)}
     write_state(place, state)
 
 
-def _start(place: Path, spec: SandboxSpec, found: Tools, uid: int | None, key: str) -> int:
+def _start(place: Path, spec: SandboxSpec, found: Tools, state: dict[str, Any]) -> int:
     """Returns the process id of the stage's process 1 on this host."""
     told, info = os.pipe()
     given, giving = os.pipe()
@@ -86,12 +87,15 @@ def _start(place: Path, spec: SandboxSpec, found: Tools, uid: int | None, key: s
         try:
             with os.fdopen(giving, "wb") as writing:
                 # A pipe is read once: foreign code finds nothing in it later.
-                writing.write(json.dumps(_agent_settings(spec, key)).encode() + b"\n")
+                writing.write(json.dumps(_agent_settings(spec, state["secret"])).encode() + b"\n")
             listener.bind(str(place / _SOCKET))
             listener.listen(16)
-            words = stage.command(stage.Running(place, uid), found, spec, _agent(spec), info=info)
+            running = stage.Running(place, state["uid"], bounds.shown(state["group"]))
+            words = stage.command(running, found, spec, _agent(spec), info=info)
+            join = "".join(f"echo 0 >{shlex.quote(file)}; " for file in bounds.join_files(state["group"]))
+            limited = [tools.helper("prlimit"), "--core=1:1", tools.helper("setsid"), "--fork", *words]
             subprocess.run(
-                [tools.helper("prlimit"), "--core=1:1", tools.helper("setsid"), "--fork", *words],
+                ["/bin/sh", "-ec", f'{join}exec "$@"', "join", *limited] if join else limited,
                 stdin=reading,
                 stdout=listener.fileno(),
                 stderr=log,

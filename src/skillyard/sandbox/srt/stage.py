@@ -39,10 +39,14 @@ _OVER = (
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The run directory of one sandbox and, where the server is root, its user id."""
+    """The run directory of one sandbox and, where the server is root, its user id.
+
+    ``counter`` is the file that counts kills for want of memory, and its place inside.
+    """
 
     place: Path
     uid: int | None
+    counter: tuple[str, str] | None = None
 
 
 def write_files(place: Path, uid: int, guest: bytes) -> None:
@@ -74,6 +78,7 @@ def command(running: Running, found: Tools, spec: SandboxSpec, program: Sequence
         *_packages(spec),
         *_tools(running.place, found),
         *_mounts(spec),
+        *(_bind(*running.counter) if running.counter else ()),
         *_places(spec),
         *("--chdir", _TEMPORARY, "--info-fd", str(info), "--"),
         *("/bin/sh", "-c", _script(running), "stage"),
