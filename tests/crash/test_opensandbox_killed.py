@@ -5,6 +5,10 @@ The server of ours starts from the variables of a SkillFlaw ``.env`` alone.
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,6 +25,45 @@ from tests.faces.server.test_parts import readiness
 
 pytestmark = [pytest.mark.timeout(300)]
 SKILL = "skills.protocol.guide"
+THEIRS = "SKILLFLAW_SKILL_SANDBOX_"
+
+
+ENV = """\
+SKILLFLAW_SKILL_SANDBOX_OPENSANDBOX_DOMAIN=localhost:8080
+SKILLFLAW_SKILL_SANDBOX_OPENSANDBOX_PROTOCOL=http
+SKILLFLAW_SKILL_SANDBOX_OPENSANDBOX_API_KEY=
+SKILLFLAW_SKILL_SANDBOX_OPENSANDBOX_USE_SERVER_PROXY=false
+SKILLFLAW_SKILL_SANDBOX_OPENSANDBOX_REQUEST_TIMEOUT_SECONDS=600
+SKILLFLAW_SKILL_SANDBOX_CPUS=1.0
+SKILLFLAW_SKILL_SANDBOX_MEMORY_MB=512
+SKILLFLAW_SKILL_SANDBOX_PIDS_LIMIT=256
+SKILLFLAW_SKILL_SANDBOX_TIMEOUT_SECONDS=60
+SKILLFLAW_SKILL_SANDBOX_NETWORK=none
+SKILLFLAW_SKILL_SANDBOX_READ_ONLY_ROOT=true
+SKILLFLAW_SKILL_SANDBOX_TMPFS_ENABLED=true
+SKILLFLAW_SKILL_SANDBOX_WORKSPACE_ACCESS=rw
+SKILLFLAW_SKILL_SANDBOX_ENV_ALLOWLIST=[]
+SKILLFLAW_MCP_SANDBOX_BASE_DIR=~/.skillflaw/mcp-sandboxes
+SKILLFLAW_MCP_SANDBOX_PYTHON_IMAGE=ghcr.io/example/python:v1
+SKILLFLAW_MCP_SANDBOX_TYPESCRIPT_IMAGE=ghcr.io/example/typescript:v1
+"""
+"""A ``.env`` of SkillFlaw."""
+
+
+def env_of(remote: OpenSandbox, key: str = API_KEY, domain: str = "") -> str:
+    """The ``.env`` with the server's own address, key and images."""
+    text = ENV.replace("localhost:8080", domain or f"{remote.address}:{PORT}").replace("API_KEY=\n", f"API_KEY={key}\n")
+    return re.sub("ghcr.io/.*", IMAGE, text)
+
+
+def _sourced(place: Path, text: str) -> dict[str, str]:
+    """The variables of a ``.env``, as a shell takes them."""
+    (place / ".env").write_text(text)
+    told = subprocess.run(
+        ["bash", "-c", "set -a; . ./.env; env -0"], cwd=place, env={"HOME": "/nobody"}, capture_output=True, check=True
+    ).stdout.decode()
+    found = dict(line.split("=", 1) for line in told.split("\0") if "=" in line)
+    return {name: value for name, value in found.items() if name.startswith("SKILLFLAW_")}
 
 
 @pytest.fixture(scope="module")
@@ -32,24 +75,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSandbox]:
 @pytest.fixture
 def serve(remote: OpenSandbox, tmp_path: Path) -> Iterator[Callable[[], Server]]:
     """Starts servers on one data directory; at the end the remote holds no sandbox."""
-    theirs = "SKILLFLAW_SKILL_SANDBOX_"
-    variables: dict[str, Any] = {
-        f"{theirs}OPENSANDBOX_DOMAIN": f"{remote.address}:{PORT}",
-        f"{theirs}OPENSANDBOX_PROTOCOL": "http",
-        f"{theirs}OPENSANDBOX_API_KEY": API_KEY,
-        f"{theirs}OPENSANDBOX_USE_SERVER_PROXY": "false",
-        f"{theirs}OPENSANDBOX_REQUEST_TIMEOUT_SECONDS": "600",
-        f"{theirs}CPUS": "1.0",
-        f"{theirs}MEMORY_MB": "512",
-        f"{theirs}PIDS_LIMIT": "256",
-        f"{theirs}TIMEOUT_SECONDS": "60",
-        f"{theirs}NETWORK": "none",
-        f"{theirs}READ_ONLY_ROOT": "true",
-        f"{theirs}TMPFS_ENABLED": "true",
-        f"{theirs}WORKSPACE_ACCESS": "rw",
-        f"{theirs}ENV_ALLOWLIST": "[]",
-        "SKILLFLAW_MCP_SANDBOX_IMAGE": IMAGE,
-    }
+    variables: dict[str, Any] = _sourced(tmp_path, env_of(remote))
     yield lambda: Server(tmp_path / "data", **variables)
     until(lambda: remote.containers() == [], 60, "the remote holds no sandbox")
 
@@ -63,6 +89,50 @@ def test_a_command_runs_from_the_env_of_skillflaw(serve: Callable[[], Server], r
         assert int(uid) >= 1 << 20
         assert first == "---"
         assert remote.containers() == []
+
+
+def test_the_log_names_the_variables_that_are_in_force(serve: Callable[[], Server]) -> None:
+    with serve() as server:
+        chosen = f"policy.isolation = 'opensandbox', since the variable {THEIRS}OPENSANDBOX_DOMAIN is set"
+        until(lambda: "SKILLFLAW_MCP_SANDBOX_BASE_DIR" in server.log(), 60, "the last remark is there")
+        log = server.log()
+        for said in (chosen, f"limits.cpus = 1.0 by {THEIRS}CPUS", f"limits.pids = 256 by {THEIRS}PIDS_LIMIT"):
+            assert said in log
+        assert f"by {THEIRS}READ_ONLY_ROOT" in log
+        assert API_KEY not in log
+
+
+def test_doctor_answers_each_point_of_the_list(remote: OpenSandbox, tmp_path: Path) -> None:
+    status, said = _doctor(tmp_path, env_of(remote))
+    assert status == 0, said
+    assert f"server: http://{remote.address}:{PORT}" in said
+    assert f"since the variable {THEIRS}OPENSANDBOX_DOMAIN is set" in said
+    assert f"opensandbox.api_key = … by {THEIRS}OPENSANDBOX_API_KEY" in said
+    assert "languages: bash, python" in said
+    assert f"image_typescript: {IMAGE} lacks the interpreter of typescript" in said
+    assert f"limits.memory_mb = 512 by {THEIRS}MEMORY_MB" in said
+    assert API_KEY not in said
+    status, said = _doctor(tmp_path, env_of(remote, key="key-of-somebody-else"))
+    assert status == 1
+    assert "refuses the API key" in said
+    assert "key-of-somebody-else" not in said
+    status, said = _doctor(tmp_path, env_of(remote, domain=f"{remote.address}:9"))
+    assert status == 1
+    assert f"the server {remote.address}:9 does not answer" in said
+    status, said = _doctor(tmp_path, env_of(remote).replace("READ_ONLY_ROOT=true", "READ_ONLY_ROOT=false"))
+    assert status != 0
+    assert f"{THEIRS}READ_ONLY_ROOT" in said
+    status, said = _doctor(tmp_path, env_of(remote).replace("ALLOWLIST=[]", """ALLOWLIST='["LD_PRELOAD"]'"""))
+    assert "runs do not get" in said
+    assert remote.containers() == []
+
+
+def _doctor(place: Path, text: str) -> tuple[int, str]:
+    variables = {**os.environ, "LD_PRELOAD": "", "SKILLYARD_DATA_DIR": str(place / "data"), **_sourced(place, text)}
+    done = subprocess.run(
+        [sys.executable, "-m", "skillyard", "doctor"], env=variables, capture_output=True, text=True, timeout=240
+    )
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 
 def test_a_task_goes_on_in_the_next_server(serve: Callable[[], Server], remote: OpenSandbox) -> None:

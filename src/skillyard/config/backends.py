@@ -206,12 +206,14 @@ class OpenSandboxSettings(Section):
     request_timeout_seconds: float = Field(
         default=600.0, gt=0, le=3600, description="Time that one request to the server may take."
     )
-    image: str = Field(
+    image: ImageName = Field(
         default="",
         description="Image of sandboxes, by name or digest, with `python3` on its `PATH`. Without one none is made.",
     )
-    images: tuple[str, ...] = Field(
-        default=(), description="Further images that a run may have. Name them by digest where they must not change."
+    images: dict[Language, ImageName] = Field(
+        default_factory=dict,
+        description="Images by the language of a run's program, in place of `image`. They need `python3`, too. Images "
+        "of single skills and requests are admitted by `policy.images`.",
     )
     max_ttl_s: int = Field(
         default=3600,
@@ -220,6 +222,10 @@ class OpenSandboxSettings(Section):
         description="Longest time for which the server keeps a sandbox that nobody renews; at most the server's own "
         "`max_sandbox_timeout_seconds`.",
     )
+
+    def image_for(self, language: str) -> str:
+        """Returns the name of the image for programs in ``language``."""
+        return next((name for key, name in self.images.items() if key == language), self.image)
 
     def key(self) -> str:
         return self.api_key.get_secret_value()

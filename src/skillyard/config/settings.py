@@ -154,6 +154,7 @@ def _notes(settings: Settings, foreign: Iterable[Foreign]) -> Iterator[str]:
     """Yields what has no effect, and what is overridden."""
     for one in foreign:
         yield from one.chosen(settings)
+        yield from one.in_force(settings)
         yield from one.overridden(settings)
         yield from one.remarks
     for name, profile in settings.profiles.items():

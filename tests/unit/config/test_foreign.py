@@ -195,7 +195,11 @@ def test_variables_of_skillflaw_are_defaults_below_ours(monkeypatch: pytest.Monk
     assert settings.network.rules == ()
     assert settings.sandbox.read_only == ("workspace", "tmp", "shm")
     assert settings.sandbox.variables(os.environ) == ({"LANG": "C.UTF-8"}, {})
-    assert settings.notes == (f"limits.memory_mb = 300 stands above {SANDBOX}MEMORY_MB = 256",)
+    assert told(settings, "stands above") == [f"limits.memory_mb = 300 stands above {SANDBOX}MEMORY_MB = 256"]
+    [note] = told(settings, "variables in force: ")
+    told_of = dict(one.split(" by ") for one in note.removeprefix("variables in force: ").split("; "))
+    assert set(told_of.values()) == {SANDBOX + name for name in {**given, **places}} - {f"{SANDBOX}MEMORY_MB"}
+    assert {"limits.cpus = 2.5", "limits.pids = 64", "limits.timeout_ms = 60000"} <= told_of.keys()
 
 
 def test_an_open_network_is_what_the_rules_allow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +209,8 @@ def test_an_open_network_is_what_the_rules_allow(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SKILLYARD_NETWORK__RULES", '["a.com"]')
     settings = load_settings()
     assert [rule.text for rule in settings.network.run_code if not isinstance(rule, str)] == ["a.com"]
-    assert settings.notes == ()
+    [note] = settings.notes
+    assert note.endswith(f" by {SANDBOX}NETWORK")
     monkeypatch.setenv("SKILLYARD_NETWORK__RUN_CODE", "none")
     assert load_settings().network.run_code == ()
     assert told(load_settings(), "stands above")
@@ -245,10 +250,13 @@ def test_an_opensandbox_server_in_the_variables_is_the_default(monkeypatch: pyte
     assert settings.policy.isolation == "opensandbox"
     assert (ours.domain, ours.protocol, ours.key()) == ("sandboxes.lan:8080", "http", "key-of-theirs")
     assert (ours.use_server_proxy, ours.request_timeout_seconds) == (True, 600.0)
-    assert (ours.image, ours.images) == ("registry.lan/python:1", ("registry.lan/ts:v1",))
-    assert settings.notes == (
-        f"policy.isolation = 'opensandbox', since the variable {SANDBOX}OPENSANDBOX_DOMAIN is set",
-    )
+    assert ours.image == ours.image_for("python") == ours.image_for("") == "registry.lan/python:1"
+    assert ours.image_for("typescript") == ours.image_for("javascript") == "registry.lan/ts:v1"
+    chosen, in_force = settings.notes
+    assert chosen == f"policy.isolation = 'opensandbox', since the variable {SANDBOX}OPENSANDBOX_DOMAIN is set"
+    assert f"opensandbox.domain = 'sandboxes.lan:8080' by {SANDBOX}OPENSANDBOX_DOMAIN; " in in_force
+    assert f"opensandbox.api_key = … by {SANDBOX}OPENSANDBOX_API_KEY; " in in_force
+    assert "key-of" not in in_force
 
 
 def test_a_named_isolation_stands_above_the_variable_and_no_key_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from skillyard.config.network import AS_RULES
 from skillyard.domain.errors import shown
+
+_CHOSEN = "policy.isolation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +47,29 @@ class Foreign:
 
     def chosen(self, settings: BaseModel) -> Iterator[str]:
         """Yields a remark where a variable chooses the isolation: nobody would look for that in one."""
-        path = "policy.isolation"
         for alias in self.aliases:
-            if alias.ours == path and alias.theirs.isupper() and _at(settings.model_dump(), path) == alias.value:
-                yield f"{path} = '{alias.value}', since the variable {alias.theirs} is set"
+            if alias.ours == _CHOSEN and alias.theirs.isupper() and _at(settings.model_dump(), _CHOSEN) == alias.value:
+                yield f"{_CHOSEN} = '{alias.value}', since the variable {alias.theirs} is set"
+
+    def in_force(self, settings: BaseModel) -> Iterator[str]:
+        """Yields a remark on the variables that settings have their values from. Secrets are not shown."""
+        values = settings.model_dump()
+        told = [
+            f"{alias.ours} = {'…' if isinstance(alias.value, SecretStr) else shown(_at(values, alias.ours))}"
+            f" by {alias.theirs}"
+            for alias in self.aliases
+            if alias.theirs.isupper()
+            and alias.ours != _CHOSEN
+            and _plain(_at(values, alias.ours)) == _plain(_meant(values, alias))
+        ]
+        if told:
+            yield f"variables in force: {'; '.join(told)}"
 
     def overridden(self, settings: BaseModel) -> Iterator[str]:
         """Yields a remark on each value that a setting of ours stands above."""
         values = settings.model_dump()
         for alias in self.aliases:
-            meant = _at(values, "network.rules") if alias.value == AS_RULES else alias.value
-            if _plain(value := _at(values, alias.ours)) != _plain(meant):
+            if _plain(value := _at(values, alias.ours)) != _plain(_meant(values, alias)):
                 yield f"{alias.ours} = {shown(value)} stands above {alias.theirs} = {shown(alias.value)}"
 
 
@@ -68,6 +82,10 @@ def _at(values: Any, path: str) -> Any:
     for part in path.split("."):
         values = values[part]
     return values
+
+
+def _meant(values: Any, alias: Alias) -> Any:
+    return _at(values, "network.rules") if alias.value == AS_RULES else alias.value
 
 
 def _plain(value: Any) -> Any:

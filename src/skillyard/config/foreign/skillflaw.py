@@ -57,7 +57,7 @@ def _images(given: dict[str, str]) -> Iterator[Alias]:
         yield Alias(found["PYTHON"][0] if found["PYTHON"][1] else shared, "opensandbox.image", image)
     name, image = found["TYPESCRIPT"]
     if image:
-        yield Alias(name, "opensandbox.images", [image])
+        yield Alias(name, "opensandbox.images", dict.fromkeys(("javascript", "typescript"), image))
 
 
 def _image(given: dict[str, str], name: str) -> tuple[str, str]:

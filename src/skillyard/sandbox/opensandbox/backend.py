@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import os
 import re
 import secrets
 import sys
@@ -17,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -27,6 +28,7 @@ from skillyard.config.backends import OpenSandboxSettings
 from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SkillyardError, shown
 from skillyard.domain.foreign_json import BadJson, parse_json
 from skillyard.domain.sandbox.guarantees import Demand, Level, Nature, Probe
+from skillyard.domain.sandbox.image import check_image, is_by_digest
 from skillyard.domain.sandbox.spec import Held, Owner, SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Usage
@@ -99,8 +101,20 @@ class OpenSandboxBackend:
                 found = await self._look(self._settings.image)
                 if not found.ready:
                     return found
-                self._probe = found
+                self._probe = replace(found, facts={**found.facts, **await self._languages()})
             return self._probe
+
+    async def _languages(self) -> dict[str, str]:
+        """Returns what the image of each language is good for, as a sandbox of it shows."""
+        told: dict[str, str] = {}
+        for language, name in sorted(self._settings.images.items()):
+            found = await self._look(name)
+            has = found.facts.get("languages", "").split(", ")
+            why = "" if language in has else f" lacks the interpreter of {language}"
+            if not found.ready:
+                why = f" cannot be used: {found.facts.get('why', '')}"
+            told[f"image_{language}"] = f"{name}{why}"
+        return told
 
     async def _look(self, image: str) -> Probe:
         facts = {"image": image, "server": f"{self._settings.protocol}://{self._settings.domain}"}
@@ -139,9 +153,9 @@ class OpenSandboxBackend:
         spec.refuse_names(self.name, "image")
         if spec.egress is not None:
             probe.demand("egress")
-        image = spec.image or self._settings.image
-        if image not in (self._settings.image, *self._settings.images):
-            raise InvalidInput("image", "must be one of opensandbox.images", shown(spec.image))
+        image = self.image_of(spec)
+        if image not in (self._settings.image, *self._settings.images.values()):
+            check_image("image", image)
         async with self._creating.setdefault(key, asyncio.Lock()):
             try:
                 if (found := await self._found(key)) is not None:
@@ -154,6 +168,9 @@ class OpenSandboxBackend:
             finally:
                 self._creating.pop(key, None)
                 self._content.release(key)  # it was uploaded
+
+    def image_of(self, spec: SandboxSpec) -> str:
+        return spec.image or self._settings.image_for(spec.language)
 
     async def _fit(self, spec: SandboxSpec, image: str, usual: Probe) -> None:
         """Raises InvalidInput, SandboxFault for an image that does not fit.
@@ -168,9 +185,10 @@ class OpenSandboxBackend:
                 self._images.pop(image)
                 raise SandboxFault(f"sandboxes of the image '{image}' are held by other walls than the usual ones")
         seen = self._images[image]
-        if spec.environment.packages is not None and seen["python"] != list(sys.version_info[:2]):
-            want, has = [".".join(map(str, version)) for version in (sys.version_info[:2], seen["python"])]
-            raise InvalidInput("environment", f"its packages are for Python {want}, and the image has Python {has}")
+        want, has = [list(sys.version_info[:2]), os.uname().machine], [seen["python"], seen["machine"]]
+        if spec.environment.packages is not None and want != has:
+            told = [f"Python {version[0]}.{version[1]} on {machine}" for version, machine in (want, has)]
+            raise InvalidInput("environment", f"its packages are for {told[0]}, and the image '{image}' has {told[1]}")
 
     async def _found(self, key: str) -> str | None:
         """Returns the handle of the live sandbox of ``key``; others of it are ended."""
@@ -207,7 +225,8 @@ class OpenSandboxBackend:
             if not _HANDLE.fullmatch(handle):
                 raise SandboxFault(f"the server names a sandbox {shown(handle)}, which cannot be")
             await self._set_up(handle, spec, image, nonce)
-            return await self._attached(handle, metadata, wanted.ttl_s)
+            digest = image.rpartition("@")[2] if is_by_digest(image) else ""  # the server tells of none
+            return await self._attached(handle, metadata, wanted.ttl_s, digest)
         except BaseException:
             await asyncio.shield(self._remove(key, nonce))
             raise
@@ -251,13 +270,12 @@ class OpenSandboxBackend:
             raise unknown(handle)
         return await self._attached(handle, found.metadata, 0)
 
-    async def _attached(self, handle: str, metadata: Mapping[str, str], left_s: int) -> E2bSandbox:
+    async def _attached(self, handle: str, metadata: Mapping[str, str], left_s: int, image: str = "") -> E2bSandbox:
         named = _named(handle, metadata)
         reach = Reach(self._opener(handle, named.nonce), self._agent_key(named.nonce))
         lease_s = LEASE_S if named.owner is Owner.RUN else None
-        sandbox = E2bSandbox(
-            reach, handle, named.enforced, timeout_ms=named.timeout_ms, lease_s=lease_s, gate=self._gate
-        )
+        ms, gate = named.timeout_ms, self._gate
+        sandbox = E2bSandbox(reach, handle, named.enforced, timeout_ms=ms, lease_s=lease_s, image=image, gate=gate)
         most_s = self._settings.max_ttl_s
         sandbox.lifetime = Lifetime(self._server, handle, span(named.timeout_ms, most_s), most_s, left_s)
         try:

@@ -12,9 +12,12 @@ from skillyard.sandbox.oci.probe import walls_of
 NAME = "opensandbox"
 WITHOUT = frozenset({"user_namespace", "landlock", "disk"})
 """The walls and limits that the server's API has no word for."""
-LOOK = _ROUND.replace('"boot": text', '"ways": ways(), "boot": text').replace(
+LOOK = _ROUND.replace('"boot": text', '"ways": ways(), "languages": languages(), "boot": text').replace(
     "import site\n",
-    """import errno, site, struct
+    """import errno, shutil, site, struct
+def languages():
+    programs = {"bash": "bash", "python": "python3", "javascript": "node", "typescript": "node"}
+    return [language for language, program in programs.items() if shutil.which(program)]
 def tried(host, port, bound=1.5):
     "Returns the reason why nothing was met there; empty where something was, which a refusal tells, too."
     try:
@@ -96,6 +99,7 @@ def judge(
     told = dict(facts) | {
         "guest_kernel": str(seen["release"])[:100],
         "python": ".".join(map(str, inside["python"])),
+        "languages": ", ".join(map(str, seen["languages"]))[:100],
         "denied": ", ".join(f"{name} ({why})" for name, why in sorted(seen["ways"].items()) if why)[:500],
     }
     abilities = {"forwarding": Protection(Level.PROVIDER, by="the agent connects inside"), "egress": egress}
