@@ -31,17 +31,28 @@ PARTS = ("conformance", "battery", "programs", "cost")
 @click.option("--only", multiple=True, type=click.Choice(list(BACKENDS)), help="Measure these backends alone.")
 @click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="Measure these parts alone.")
 @click.option("--quick", is_flag=True, help="A few checks, attacks, programs and runs: a sign of life.")
+@click.option("--rounds", type=click.IntRange(1, 100), help="Turns in which costs are measured.  [default: 15]")
+@click.option("--runs", type=click.IntRange(4, 1000), help="Runs, four at a time, in one turn.  [default: 100]")
 @click.option(
     "--results", type=click.Path(path_type=Path, file_okay=False), help="Keep results there, and add to them."
 )
 @click.option("--page", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Put the tables there.")
-def backends(only: Sequence[str], parts: Sequence[str], quick: bool, results: Path | None, page: Path | None) -> None:
+def backends(
+    only: Sequence[str],
+    parts: Sequence[str],
+    quick: bool,
+    rounds: int | None,
+    runs: int | None,
+    results: Path | None,
+    page: Path | None,
+) -> None:
     """Compare the backends: what each holds, and what it costs.
 
     Starts the real component of each, names those that are lacking, and writes markdown. Without --only and --part all
     of it is measured, which takes hours. With --results a later call adds to what earlier ones measured.
     """
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # what was started is ended
+    plan = Plan.of(quick=quick, rounds=rounds, runs=runs)
     with ExitStack() as stack:
         place = results or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         place.mkdir(parents=True, exist_ok=True)
@@ -49,7 +60,7 @@ def backends(only: Sequence[str], parts: Sequence[str], quick: bool, results: Pa
             file = place / f"{name}.json"
             found = json.loads(file.read_text("utf-8")) if file.exists() else {}
             for part in parts or PARTS:
-                found |= _measured(name, part, quick=quick)
+                found |= _measured(name, part, plan, quick=quick)
                 file.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
                 if "lacking" in found:
                     break
@@ -63,7 +74,7 @@ def backends(only: Sequence[str], parts: Sequence[str], quick: bool, results: Pa
         click.echo(text, nl=False)
 
 
-def _measured(name: str, part: str, *, quick: bool) -> dict[str, Any]:
+def _measured(name: str, part: str, plan: Plan, *, quick: bool) -> dict[str, Any]:
     """Returns the results of one part, in a directory of its own."""
     if name not in COMPONENTS:
         return {"lacking": "this table has no component for it: bench/backends/components.py"}
@@ -72,7 +83,7 @@ def _measured(name: str, part: str, *, quick: bool) -> dict[str, Any]:
     try:
         with COMPONENTS[name](_made(scratch / "c")) as component:
             _say(f"{name}: {part}")
-            done = asyncio.run(_part(part, name, component, _made(scratch / "w"), quick=quick))
+            done = asyncio.run(_part(part, name, component, _made(scratch / "w"), plan, quick=quick))
             versions = {key: " ".join(text.split()) for key, text in component.versions.items()}
             bare = component.bare.title if component.bare else ""
     except (Lacking, pytest.skip.Exception) as why:
@@ -87,12 +98,12 @@ def _measured(name: str, part: str, *, quick: bool) -> dict[str, Any]:
     return {part: done, "host": host, **({"versions": versions, "bare": bare} if versions else {})}
 
 
-async def _part(part: str, name: str, component: Component, home: Path, *, quick: bool) -> dict[str, Any]:
+async def _part(part: str, name: str, component: Component, home: Path, plan: Plan, *, quick: bool) -> dict[str, Any]:
     doing: dict[str, Callable[[], Awaitable[dict[str, Any]]]] = {
         "conformance": lambda: held.conformance(name, component, home, _say, quick=quick),
         "battery": lambda: held.battery(name, component, _say, quick=quick),
         "programs": lambda: held.programs(name, component, home / "data", _say, quick=quick),
-        "cost": lambda: measure(name, component, home, Plan.of(quick=quick)),
+        "cost": lambda: measure(name, component, home, plan),
     }
     return await doing[part]()
 

@@ -37,8 +37,9 @@ class Plan:
     runs: int
 
     @classmethod
-    def of(cls, *, quick: bool) -> Plan:
-        return cls(2, 4) if quick else cls(15, 100)
+    def of(cls, *, quick: bool, rounds: int | None = None, runs: int | None = None) -> Plan:
+        usual = cls(2, 4) if quick else cls(15, 100)
+        return cls(rounds or usual.rounds, runs or usual.runs)
 
 
 async def measure(name: str, component: Component, home: Path, plan: Plan) -> dict[str, Any]:
