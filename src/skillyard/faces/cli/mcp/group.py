@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from skillyard.faces.cli.failures import Failure
+from skillyard.faces.cli.mcp.install import install, uninstall
 from skillyard.faces.cli.options import config_option, server_options
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ def mcp(context: click.Context, profile: str | None, where: Where) -> None:
     """
     if context.invoked_subcommand is None:
         _serve(where, profile)
+
+
+mcp.add_command(install)
+mcp.add_command(uninstall)
 
 
 def _serve(where: Where, profile: str | None) -> None:
