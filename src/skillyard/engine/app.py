@@ -24,6 +24,7 @@ from skillyard.engine.commands.service import CommandService
 from skillyard.engine.commands.tasks import TaskService
 from skillyard.engine.driver import Tools
 from skillyard.engine.gateway.catalogue import ToolCatalogue
+from skillyard.engine.gateway.for_code import ToolsForCode
 from skillyard.engine.gateway.service import Books, Gateway
 from skillyard.engine.gateway.starting import Starter
 from skillyard.engine.jobs.driving import Around, Jobs
@@ -154,6 +155,7 @@ class App:
         most, each = config.admission.polls, config.admission.polls_each
         polls = Budget(most, each, "too many calls wait for runs at once; come again later")
         self.waiting = Waiting(ports.records, polls)
+        self.gateway = self._gateway(emit)
         self.runs = self._runs(emit)
         self.history = RunHistory(
             self.runs,
@@ -165,7 +167,6 @@ class App:
             self.waiting,
             open_network=config.network.open,
         )
-        self.gateway = self._gateway(emit)
         self.reaper = self._reaper(emit)
         parts = [*ports.backends.values(), *([ports.gate] if ports.gate is not None else [])]
         self.parts = Parts(parts, emit, ports.clock, self._background)
@@ -361,6 +362,7 @@ class App:
             emit,
             frames,
             os.environ,
+            ToolsForCode(self.gateway, config.mcp),
         )
         tools = Tools(
             records=ports.records,

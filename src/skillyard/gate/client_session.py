@@ -30,7 +30,7 @@ from skillyard.gate.link import Link
 from skillyard.gate.trust import TRUST_ENV, TrustFiles
 from skillyard.gate.wire import AHEAD, PROTOCOL, log_in, plan_in, plan_out, policy_out
 from skillyard.ipc.channel import Header
-from skillyard.ports.gate import SessionStore
+from skillyard.ports.gate import Answer, SessionStore
 
 PROXY_ENV: Mapping[str, str] = proxy_env(f"http://127.0.0.1:{PROXY_PORT}")
 _SERVES_AGAIN = "another one serves the run now, and what the lost one saw last may be missing"
@@ -97,6 +97,10 @@ class ProcessSession:
     def attend(self, plug: Callable[[], Awaitable[None]]) -> None:
         """Does nothing: this session is never opened again."""
 
+    def answer_calls(self, answer: Answer) -> None:
+        link, id = self._link, self._id
+        link.calls[id] = lambda number, request: answer(request, lambda told: link.called(id, number, told))
+
     async def plug(self, sockets: Sequence[socket.socket]) -> None:
         """Gives ``sockets`` to the gate, without waiting until it has them: they listen already.
 
@@ -160,6 +164,7 @@ class ProcessSession:
         finally:
             self._home.forget(self)
             self._link.told.pop(self._id, None)
+            self._link.calls.pop(self._id, None)
             if self._mount is not None:
                 self._home.trust.remove(self._mount)
             for endpoint in self._endpoints:

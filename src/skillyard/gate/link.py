@@ -208,6 +208,8 @@ class Link:
         """The latest log of each session, for when the gate answers no more."""
         self.hears: dict[str, Callable[[Header], None]] = {}
         """Called with each report about a kept session, by the session's id."""
+        self.calls: dict[str, Callable[[int, bytes], None]] = {}
+        """Called with the number and the text of each call of a tool, by the session's id."""
         self.why = ""
         self._channel = Channel(self._loop, sock, self._message, self._lost, MAX_MESSAGE)
 
@@ -270,6 +272,10 @@ class Link:
         """Sends without waiting for the answer."""
         self._send(next(self._numbers), message)
 
+    def called(self, session: str, number: int, answer: bytes) -> None:
+        """Sends the answer to a call of a tool."""
+        self._channel.send({"op": "called", "session": session, "call": number}, answer)
+
     def drop(self) -> None:
         """Closes the connection. A gate without kept sessions ends with it. Idempotent."""
         self._gone(_CLOSED)
@@ -300,7 +306,7 @@ class Link:
     def _send(self, number: int, message: Header, sockets: Sequence[socket.socket] = ()) -> None:
         self._channel.send({"id": number, **message}, sockets=sockets)
 
-    def _message(self, message: Header, _: bytes, fds: list[int]) -> None:
+    def _message(self, message: Header, body: bytes, fds: list[int]) -> None:
         for fd in fds:  # a gate has none to give
             os.close(fd)
         operation = message.get("op")
@@ -314,6 +320,9 @@ class Link:
             self.told[message["session"]] = message["log"]
             if (hear := self.hears.get(message["session"])) is not None:
                 hear(message)
+        elif operation == "call":
+            if (answer := self.calls.get(message["session"])) is not None:
+                answer(message["call"], body)
         elif (future := self._asked.get(message["id"])) is not None and not future.done():
             future.set_result(message)
 

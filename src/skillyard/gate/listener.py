@@ -11,9 +11,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from skillyard.domain.network.session import DNS_PORT, KNOCK, PROXY_PORT
+from skillyard.domain.network.session import DNS_PORT, KNOCK, PROXY_PORT, TOOLS_PORT
 from skillyard.gate import dns_server as dns
-from skillyard.gate import socks
+from skillyard.gate import socks, tools
 from skillyard.gate.addresses import endpoint
 from skillyard.gate.http import proxy as http_proxy
 from skillyard.gate.relay.first_bytes import HTTP_PORT, TLS_PORT, refusal_for, sniff
@@ -67,7 +67,7 @@ class Listeners:
             return dns.Datagrams(self._session, sock)
         _, port = endpoint(sock.getsockname())
         self.ports.append(port)
-        serve: Serve = {DNS_PORT: dns.serve, PROXY_PORT: serve_proxy}.get(port, serve_direct)
+        serve: Serve = {DNS_PORT: dns.serve, PROXY_PORT: serve_proxy, TOOLS_PORT: tools.serve}.get(port, serve_direct)
         return Listener(self._session, sock, serve, self._capacity, self._on_fault)
 
     def close(self) -> None:

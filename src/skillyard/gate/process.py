@@ -24,6 +24,7 @@ from skillyard.gate.dial import Dialer
 from skillyard.gate.listener import Capacity, Listeners, raise_descriptors
 from skillyard.gate.session import Session
 from skillyard.gate.tls.intercept import Interception
+from skillyard.gate.tools import ToolDesk
 from skillyard.gate.trust import upstream_context
 from skillyard.gate.wire import MAX_MESSAGE, PROTOCOL, plan_in, plan_out, policy_in
 from skillyard.ipc.channel import Channel, Header, encode
@@ -143,9 +144,14 @@ class Service:
         if self._channel is None and not self._sessions:
             self.ended.set()
 
-    def tell(self, message: Header) -> None:
+    def tell(self, message: Header, body: bytes = b"") -> None:
         if self._channel is not None:
-            self._channel.send(message)
+            self._channel.send(message, body)
+
+    def _ask(self, session: str, number: int, request: bytes) -> bool:
+        """Passes a call of a tool on; returns whether there is a server."""
+        self.tell({"op": "call", "session": session, "call": number}, request)
+        return self._channel is not None
 
     def report_fault(self, fault: BaseException) -> None:
         """Reports an unforeseen fault for the server's log.
@@ -171,7 +177,10 @@ class Service:
                 except Exception as fault:  # noqa: BLE001 - one session's fault is not another's
                     self.report_fault(fault)
 
-    def _message(self, message: Header, _: bytes, fds: list[int]) -> None:
+    def _message(self, message: Header, body: bytes, fds: list[int]) -> None:
+        if message.get("op") == "called":
+            self._called(message, body)
+            return
         sockets: list[socket.socket] = []
         answer: Header = {"id": message.get("id")}
         try:
@@ -186,6 +195,12 @@ class Service:
             for fd in fds:
                 os.close(fd)
         self.tell(answer)
+
+    def _called(self, message: Header, answer: bytes) -> None:
+        """Passes an answer on. One of a session that is over is dropped."""
+        opened = self._sessions.get(message["session"])
+        if opened is not None and opened.session.tools is not None:
+            opened.session.tools.answered(message["call"], answer)
 
     def _do(self, message: Header, sockets: list[socket.socket]) -> Any:
         if "open" in message:
@@ -226,6 +241,8 @@ class Service:
         interception = self._interception(plan, message["trusted"], authority)
         if known is None:
             session = Session(message["session"], plan, self._dialer, interception, before)
+            if plan.tools is not None:
+                session.tools = ToolDesk(plan.tools, partial(self._ask, session.id))
             listeners = Listeners(session, self._capacity, self.report_fault)
             known = self._sessions[session.id] = _Open(session, listeners, plan, message.get("key", ""))
             if known.key and before is None:

@@ -58,6 +58,8 @@ class Session:
         self.usage = Usage(plan.limits)
         self.connections: set[SandboxConnection] = set()
         self.closed = False
+        self.tools: Any = None
+        """Its :class:`skillyard.gate.tools.ToolDesk`; None for a run that may call no tools."""
         self._dialer = dialer
         self._live: set[Upstream] = set()
         self._tried: dict[int, Connection] = {}
@@ -187,6 +189,8 @@ class Session:
     def close(self) -> NetworkLog:
         """Ends every connection, forgets every secret and returns the whole log."""
         self.closed = True
+        if self.tools is not None:
+            self.tools.close()
         for connection in list(self.connections):
             connection.end(Ended("the session is over"))
         for upstream in list(self._live):

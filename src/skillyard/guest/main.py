@@ -16,6 +16,7 @@ from .frames import Channel
 from .imports import SkillFinder, show_skills
 from .output_files import make_place, send_left
 from .programs import interpreter
+from .programs.tools import show_tools
 from .randomness import reseed
 from .result import encode
 from .runtime import publish
@@ -267,6 +268,8 @@ class _Guest:
             os.chmod(workspace, 0o700)
             os.chdir(workspace)
         show_skills(request)
+        if request.get("tools"):
+            show_tools(request["tools"])
         for name, value in request["env"].items():
             os.environ[name] = value
         self._blobs._mount(request)

@@ -14,6 +14,9 @@ from skillyard.domain.network.policy import Policy
 from skillyard.domain.network.session import EgressPlan, Endpoint, EndpointKind, NetworkLog
 from skillyard.domain.sandbox.spec import Mount
 
+Answer = Callable[[bytes, Callable[[bytes], None]], None]
+"""Gets a call of a tool that the gate passed on, and a function for its answer, to be called at most once."""
+
 
 class GateSession(Protocol):
     """One run's: open before its sandbox is made, closed after it is gone."""
@@ -46,6 +49,12 @@ class GateSession(Protocol):
 
     def attend(self, plug: Callable[[], Awaitable[None]]) -> None:
         """Calls ``plug`` when a kept session was opened again, to plug its sandbox in again."""
+        ...
+
+    def answer_calls(self, answer: Answer) -> None:
+        """Has ``answer`` called with each call of a tool by the run, whose plan has a budget for them.
+
+        It is called on the event loop, and must not block."""
         ...
 
     async def log(self) -> NetworkLog:

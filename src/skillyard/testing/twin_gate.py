@@ -27,6 +27,7 @@ from skillyard.domain.network.session import (
     NetworkLog,
 )
 from skillyard.domain.sandbox.spec import Mount
+from skillyard.ports.gate import Answer
 
 KNOWN_NAME, KNOWN_ADDRESS = "known.test", "198.18.0.2"
 """The one name that a twin's name server answers."""
@@ -85,6 +86,9 @@ class TwinSession:
 
     def attend(self, plug: Callable[[], Awaitable[None]]) -> None:
         """Does nothing: a twin is never opened again."""
+
+    def answer_calls(self, answer: Answer) -> None:
+        """Does nothing: a twin passes no calls on."""
 
     def cut(self) -> None:
         """As the death of the gate's process: everything is closed at once."""

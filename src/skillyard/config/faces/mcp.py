@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator
 
 from skillyard.config.gateway.servers import McpServers
-from skillyard.config.section import Section
+from skillyard.config.section import MIB, Section
 from skillyard.domain.errors import InvalidInput, shown
 
 PROTOCOL_TOOLS = (
@@ -43,6 +43,12 @@ def _tools(value: Any) -> tuple[str, ...]:
         return tuple(value)
     rule = "must be a list of names or patterns of methods, such as 'run_code' or 'skills.*'"
     raise InvalidInput("mcp.tools", rule, shown(value))
+
+
+def _code_tools(value: Any) -> tuple[str, ...]:
+    if isinstance(value, list | tuple) and all(isinstance(each, str) and _PATTERN.fullmatch(each) for each in value):
+        return tuple(value)
+    raise InvalidInput("mcp.code_tools", "must be a list of names or patterns of tools, such as 'git__*'", shown(value))
 
 
 class McpSettings(Section):
@@ -87,4 +93,14 @@ class McpSettings(Section):
     )
     processes: int = Field(default=16, ge=1, description="Most connections to MCP servers at once, of all principals.")
     processes_each: int = Field(default=8, ge=1, description="Connections to MCP servers of one principal at once.")
+    code_tools: Annotated[tuple[str, ...], PlainValidator(_code_tools)] = Field(
+        default=(),
+        description="Tools of servers that code may call when it asks for them (`run_code` with `tools`): full names or"
+        " patterns such as `git__*`. Each must be approved, and allowed to the caller.",
+        json_schema_extra={"kind": "list of text"},
+    )
+    code_calls: int = Field(default=1000, ge=1, description="Calls of tools that the code of one run may make.")
+    code_bytes: int = Field(
+        default=64 * MIB, ge=1024, description="Bytes of all calls of tools by one run, and of their answers."
+    )
     servers: McpServers = Field(default_factory=dict)

@@ -14,6 +14,8 @@ from skillyard.domain.network.rule import Rule
 DNS_PORT = 53
 PROXY_PORT = 3128
 """Where HTTP and SOCKS5 proxy clients find the gate, at 127.0.0.1 inside."""
+TOOLS_PORT = 3129
+"""Where programs inside find the tools that they may call, at 127.0.0.1."""
 ENDPOINT_USER = "skillyard"
 """The user beside the credential of an endpoint."""
 KNOCK = b"\0"
@@ -70,10 +72,21 @@ def new_placeholder() -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolBudget:
+    """Bounds the calls of tools of one run: their number, and the bytes of requests and answers together."""
+
+    calls: int = 1000
+    bytes: int = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
 class EgressPlan:
+    """``tools`` is there for a run that may call tools."""
+
     policy: Policy
     limits: EgressLimits = EgressLimits()
     secrets: tuple[GateSecret, ...] = ()
+    tools: ToolBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +141,7 @@ def ports_of(policy: Policy) -> tuple[int, ...]:
     :data:`PROXY_PORT` and :data:`DNS_PORT` come beside them."""
     named = policy.ports(MOST_PORTS)
     found = {*named, *USUAL_PORTS} if policy.every_port else set(named)
-    return tuple(sorted(found - {DNS_PORT, PROXY_PORT})[:MOST_PORTS])
+    return tuple(sorted(found - {DNS_PORT, PROXY_PORT, TOOLS_PORT})[:MOST_PORTS])
 
 
 def host_and_port(host: str, port: int) -> str:
@@ -143,9 +156,9 @@ def host_and_port(host: str, port: int) -> str:
 class Connection:
     """Connections of one kind, counted together.
 
-    ``via`` is http, connect, socks5, direct, dns, or gate for an event of the gate itself. ``host`` is a name or an
-    address. Bytes are of bodies and all else on the wire beyond the gate; ``first_ms`` and ``last_ms`` count from the
-    session's start."""
+    ``via`` is http, connect, socks5, direct, dns, tools, or gate for an event of the gate itself. ``host`` is a name or
+    an address. Bytes are of bodies and all else on the wire beyond the gate; ``first_ms`` and ``last_ms`` count from
+    the session's start."""
 
     via: str
     host: str

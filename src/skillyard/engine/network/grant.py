@@ -104,12 +104,12 @@ def _own_rules(
     return tuple(rule for text in texts for rule in parse_rules([text]))
 
 
-def check_offer(offer: Offer, has_gate: bool, policy: Policy) -> None:
+def check_offer(offer: Offer, has_gate: bool, what: Policy | str) -> None:
     """Raises Refused when the run's backend has no way out but none at all, or there is no gate."""
     able = ability(offer, has_gate)
     if able.level is Level.MISSING:
         said = "; ".join(filter(None, (able.why, able.mend)))
-        needs = f"the run needs the network ({listed(policy.layers[1].rules)})"
+        needs = f"the run needs the network ({what if isinstance(what, str) else listed(what.layers[1].rules)})"
         raise _refused(f"{needs}, and isolation '{offer.name}' cannot give it{f': {said}' if said else ''}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -11,7 +11,15 @@ from typing import Any, TypeVar
 from skillyard.domain.errors import GateFault, InvalidInput, SandboxGone
 from skillyard.domain.network.policy import OPERATOR, PROFILE, Layer, Policy
 from skillyard.domain.network.rule import Rule
-from skillyard.domain.network.session import MOST_REASON, Connection, Egress, EgressPlan, NetworkLog, ports_of
+from skillyard.domain.network.session import (
+    MOST_REASON,
+    TOOLS_PORT,
+    Connection,
+    Egress,
+    EgressPlan,
+    NetworkLog,
+    ports_of,
+)
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.engine.network.grant import layers_of
 from skillyard.engine.secrets.redact import Redaction
@@ -43,6 +51,9 @@ class Change:
         return {"at": self.at, "by": self.by, "layer": self.layer, "rules": list(self.rules)}
 
 
+Calls = Callable[[bytes], Awaitable[bytes]]
+
+
 @dataclass(frozen=True, slots=True)
 class NetworkGrant:
     """The plan that ``gate`` gets, and the secrets that are removed from its answers.
@@ -53,6 +64,8 @@ class NetworkGrant:
     plan: EgressPlan
     redaction: Redaction
     kept: bool = False
+    calls: Calls | None = None
+    """Answers the calls of tools of a run that may make some."""
 
 
 class RunNetwork:
@@ -67,6 +80,8 @@ class RunNetwork:
         self._plan = grant.plan
         self._kept = grant.kept
         self._redaction = grant.redaction
+        self._calls = grant.calls
+        self._answering = Tasks()
         self._first = first_record(grant.plan.policy)
         self._granted = self._policy = grant.plan.policy
         self._changes: list[Change] = []
@@ -116,7 +131,7 @@ class RunNetwork:
 
     async def join(self, spec: SandboxSpec) -> SandboxSpec:
         """``spec`` with the way out. Raises GateFault."""
-        session, ports = await self._session(), ports_of(self._policy)
+        session, ports = await self._session(), self._wanted_ports()
         self._ports = frozenset(ports)
         return replace(spec, mounts=(*spec.mounts, *session.mounts), egress=Egress(session.id, ports))
 
@@ -126,11 +141,26 @@ class RunNetwork:
         Variables that a skill declares go before those. A ``reused`` sandbox was made for another run and is plugged in
         now. Raises GateFault, SandboxGone."""
         session = await self._session()
+        if self._calls is not None:
+            session.answer_calls(self._answer)
         async with self._busy:
             if reused:
                 self._ports = None
             await self._take(session, sandbox)
         return {**guest, "env": {**session.env, **guest["env"]}}
+
+    def _wanted_ports(self) -> tuple[int, ...]:
+        """Returns the ports that the sandbox is to listen on, with the one for calls of tools."""
+        return (*ports_of(self._policy), *([] if self._calls is None else [TOOLS_PORT]))
+
+    def _answer(self, request: bytes, tell: Callable[[bytes], None]) -> None:
+        calls = self._calls
+        assert calls is not None, "it answers calls"
+
+        async def answer() -> None:
+            tell(await calls(request))
+
+        self._answering.spawn(answer(), f"call of {self._run_id}")
 
     async def _take(self, session: GateSession, sandbox: Sandbox) -> None:
         """Takes the sandbox of the run, and keeps it plugged in when a kept session is opened again."""
@@ -189,7 +219,7 @@ class RunNetwork:
 
     async def _plug(self, session: GateSession) -> None:
         """Listen on the ports that the policy in force names and the sandbox lacks."""
-        egress = Egress(session.id, ports_of(self._policy))
+        egress = Egress(session.id, self._wanted_ports())
         if self._sandbox is None or (self._ports is not None and self._ports.issuperset(egress.ports)):
             return
         if not isinstance(self._sandbox, Networked):
@@ -206,7 +236,10 @@ class RunNetwork:
         return self._told(log, complete=self._closed is not None)
 
     async def close(self) -> dict[str, Any]:
-        """End it; the whole of it. Can be repeated. Raises GateFault: :meth:`so_far` then says what there is."""
+        """End it; the whole of it. Can be repeated. Raises GateFault: :meth:`so_far` then says what there is.
+
+        Calls of tools at work are cancelled: nobody waits for them."""
+        await self._answering.close()
         async with self._busy:
             if self._closed is None:
                 self._closed = await self._close()

@@ -35,6 +35,7 @@ from skillyard.domain.skill.skill import Skill
 from skillyard.domain.work.command import VIEW, Command
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import RunRecord
+from skillyard.engine.gateway.for_code import CodeTools, ToolsForCode
 from skillyard.engine.network.grant import check_offer, granted, layers_of, profile_layer, why_none
 from skillyard.engine.network.run_network import NetworkGrant
 from skillyard.engine.observer import Observer, SecretsGiven
@@ -90,6 +91,7 @@ class Granter:
         emit: Observer,
         frames: FrameFamilies,
         environ: Mapping[str, str],
+        tools: ToolsForCode,
     ) -> None:
         """``environ`` has the server's variables; runs get those that settings list."""
         self._variables, self._no_variables = rules.sandbox.variables(environ)
@@ -104,6 +106,7 @@ class Granter:
         self._ids = ids
         self._emit = emit
         self._frames = frames
+        self._tools = tools
 
     async def grant(self, plan: Plan) -> Grant:
         """Raises Refused; InvalidInput for an environment that does not exist."""
@@ -124,10 +127,13 @@ class Granter:
         ):
             rule = f"the interpreter of a session holds no secrets, and the skills need {', '.join(names)}"
             raise Refused("PolicyRefused", f"session_id: {rule}; leave session_id out, or bind them to hosts")
+        tools = await self._tools_of(plan) if plan.request.tools else None
         self._tell(plan, given)
         env, gated = _delivered(given)
         mounts = (*map(_skill_mount, plan.skills), *plan.blob_mounts) if plan.skills or plan.blobs else ()
         guest = _guest(plan, prefix, env, frames, view="workspace" not in self._closed)
+        if tools is not None:
+            guest["tools"] = tools.names
         if self._variables:
             guest["env"] = {**self._variables, **env}
         command, tenant = plan.request.command, plan.principal.name
@@ -143,7 +149,7 @@ class Granter:
             redaction=Redaction(secret.value for secret in given) if given else NOTHING,
             blob_prefix=prefix,
             limits=frames,
-            network=self._network(policy, given, gated),
+            network=self._network(policy, given, gated, tools),
             needs=self._needs(plan, policy, given, environment),
             wish=wish,
             given=given,
@@ -201,12 +207,26 @@ class Granter:
         return policy
 
     def _network(
-        self, policy: Policy | None, given: Sequence[GivenSecret], gated: tuple[GateSecret, ...]
+        self,
+        policy: Policy | None,
+        given: Sequence[GivenSecret],
+        gated: tuple[GateSecret, ...],
+        tools: CodeTools | None,
     ) -> NetworkGrant | None:
-        if policy is None or self._gate is None:
+        if self._gate is None or (policy is None and tools is None):
             return None
-        plan = EgressPlan(policy, self._rules.network.limits.egress, gated)
-        return NetworkGrant(self._gate, plan, of_hosts(secret.value for secret in given) if given else NOTHING)
+        limits, budget = self._rules.network.limits.egress, None if tools is None else tools.budget
+        plan = EgressPlan(policy or Policy(), limits, gated, budget)
+        hidden = of_hosts(secret.value for secret in given) if given else NOTHING
+        return NetworkGrant(self._gate, plan, hidden, calls=None if tools is None else tools.calls)
+
+    async def _tools_of(self, plan: Plan) -> CodeTools:
+        """Returns the tools that code asks for. Raises Refused."""
+        if plan.trust.least:
+            raise Refused("PolicyRefused", f"tools: {plan.trust.least}, and the code that mounts it gets no tools")
+        granted = await self._tools.grant(plan.principal, plan.run_id, plan.request.tools)
+        check_offer(plan.offer, self._gate is not None, "calls of tools")
+        return granted
 
     def _tell(self, plan: Plan, given: Sequence[GivenSecret]) -> None:
         if given:

@@ -213,6 +213,12 @@ TABLE = (
                 ),
                 "environment": described(STRING, "a prepared set of packages", pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$"),
                 "packages": PACKAGES,
+                "tools": list_of(
+                    {"type": "string", "minLength": 1, "maxLength": 128},
+                    "tools of MCP servers that the code may import, where policy admits them: full names or patterns"
+                    " such as 'git__*'; 'from tools.git import git_status' then",
+                    maxItems=64,
+                ),
                 **COMMON,
                 **SESSION_PARAMS,
                 "session_id": described(

@@ -49,6 +49,8 @@ class RunRequest:
     limits: Mapping[str, Any] = field(default_factory=dict)
     environment: str | None = None
     packages: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    """Full names or patterns of the tools that its code asks for."""
     isolation: str | None = None
     image: str | None = None
     """The image that it asks for, by digest; None for the one of its skills or of the backend."""
@@ -98,6 +100,7 @@ class RunRequest:
             self.isolation,
             *([] if self.network is None else [[rule.text for rule in self.network]]),
             *([{"packages": self.packages}] if self.packages else []),
+            *([{"tools": self.tools}] if self.tools else []),
             *([] if self.command is None else [self._command()]),
             *([] if self.session is None else [{"session": self.session}]),
             *([{"restart": True}] if self.restart else []),
@@ -185,6 +188,7 @@ def from_params(kind: RunKind, params: Mapping[str, Any]) -> RunRequest:
         limits=_limits(params),
         environment=params.get("environment"),
         packages=asked_packages(params, code),
+        tools=_tools(params),
         isolation=params.get("isolation"),
         image=asked_image(params),
         network=None if params.get("network") is None else parse_rules(params["network"]),
@@ -192,6 +196,15 @@ def from_params(kind: RunKind, params: Mapping[str, Any]) -> RunRequest:
         detach=bool(params.get("detach")),
         labels=check_labels(params["labels"]) if params.get("labels") else {},
     )
+
+
+def _tools(params: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the tools that are asked for. Raises InvalidInput for a run that outlives its server."""
+    tools = tuple(dict.fromkeys(params.get("tools") or ()))
+    if tools and params.get("detach"):
+        rule = "cannot be called by a detached run, which may outlive its server; leave detach out"
+        raise InvalidInput("tools", rule)
+    return tools
 
 
 def asked_image(params: Mapping[str, Any]) -> str | None:

@@ -14,6 +14,7 @@ from skillyard.domain.network.policy import Policy
 from skillyard.domain.network.session import Connection, EgressPlan, Endpoint, EndpointKind, NetworkLog
 from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import Mount
+from skillyard.ports.gate import Answer
 
 PROXY = "http://127.0.0.1:3128"
 TRUST = Mount(Content("trust", Path(__file__)), "/run/egress/ca.pem")
@@ -28,6 +29,7 @@ class FakeSession:
     connections: list[Connection] = field(default_factory=list)
     closes: int = 0
     plug: Callable[[], Awaitable[None]] | None = None
+    answer: Answer | None = None
 
     @property
     def env(self) -> Mapping[str, str]:
@@ -45,6 +47,9 @@ class FakeSession:
         one.last_ms = float(len(self.connections))
         self.connections.append(one)
         return said.allowed
+
+    def answer_calls(self, answer: Answer) -> None:
+        self.answer = answer
 
     def attend(self, plug: Callable[[], Awaitable[None]]) -> None:
         self.plug = plug
