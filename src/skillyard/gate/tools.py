@@ -1,7 +1,7 @@
 """Judges and counts calls of tools by sandboxed code; the server answers them.
 
 A call is four bytes of its length and one JSON object with ``server``, ``tool`` and ``arguments``; an answer has the
-same frame. Nothing else can be asked on this port. What is passed on is written from what was understood.
+same frame. Nothing else can be asked on this port. The gate writes anew what it passes on.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class GateSession(Protocol):
         ...
 
     def answer_calls(self, answer: Answer) -> None:
-        """Has ``answer`` called with each call of a tool by the run, whose plan has a budget for them.
+        """Has ``answer`` called with each call of a tool by the run.
 
         It is called on the event loop, and must not block."""
         ...

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skillyard.domain.errors import InvalidInput
-from skillyard.domain.principal import LOCAL, Principal, Profile
+from skillyard.domain.principal import LOCAL, Principal
 from tests.faces.gateway.conftest import SERVER, Yard, yard_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.ordinary]
@@ -45,8 +45,9 @@ def main(args):
 @pytest.fixture
 async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
     tmp_path.chmod(0o755)
+    profiles = {"reader": {"allowed_tools": ["run_code", "tools.*", "toy__sleep"]}}
     mcp = {"servers": {"toy": SERVER}, "code_tools": ["toy__add", "toy__s*", "toy__fail"], "code_calls": 60}
-    async with yard_of(tmp_path / "data", mcp=mcp) as yard:
+    async with yard_of(tmp_path / "data", mcp=mcp, profiles=profiles) as yard:
         await yard.call("tools.refresh", server="toy")
         yield yard
 
@@ -108,7 +109,7 @@ async def test_without_asking_there_is_no_way(yard: Yard) -> None:
 
 
 async def test_a_profile_bounds_code_too(yard: Yard) -> None:
-    reader = Principal("eve", profile="reader", allowed=Profile(("run_code", "tools.*", "toy__sleep")))
+    reader = yard.runtime.bound(Principal("eve", profile="reader"))
     run = await ran(yard, FIFTY, ["toy__add"], reader)
     assert run["error"]["type"] == "PolicyRefused"
 

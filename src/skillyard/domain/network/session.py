@@ -73,7 +73,7 @@ def new_placeholder() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolBudget:
-    """Bounds the calls of tools of one run: their number, and the bytes of requests and answers together."""
+    """Bounds the calls of tools of one run: their number, and all bytes both ways."""
 
     calls: int = 1000
     bytes: int = 64 << 20

@@ -26,7 +26,7 @@ RUN = "mcp.run"
 
 @dataclass(frozen=True, slots=True)
 class CodeTools:
-    """The tools of one run: those of each server with their descriptions, a budget, and the answers to its calls."""
+    """The tools of one run by server, its budget, and the answers to its calls."""
 
     names: Mapping[str, Mapping[str, str]]
     budget: ToolBudget
