@@ -45,7 +45,7 @@ from skillyard.engine.quotas import CallQuotas
 from skillyard.engine.reaper import Ages, Kept, Reaper, environments_in_use, repeat
 from skillyard.engine.runs.active import ActiveRuns, Drain, Waiting
 from skillyard.engine.runs.detached import RENEW_S, DetachedRuns
-from skillyard.engine.runs.grant import Granter
+from skillyard.engine.runs.grant import Granter, Supplies
 from skillyard.engine.runs.history import RunHistory
 from skillyard.engine.runs.plan import Planner
 from skillyard.engine.runs.service import RunService
@@ -351,8 +351,7 @@ class App:
         secrets = RunSecrets(self.secrets, code_may=config.policy.run_code_secrets == "mounted")
         packages = RunPackages(self.environments, self.skills.standings, secrets, config.packages)
         self.granter = granter = Granter(
-            packages,
-            secrets,
+            Supplies(packages, secrets, ToolsForCode(self.gateway, config.mcp)),
             Rules(config.network, config.policy, config.packages, config.profiles, config.sandbox),
             self.environments,
             self.ahead,
@@ -362,7 +361,6 @@ class App:
             emit,
             frames,
             os.environ,
-            ToolsForCode(self.gateway, config.mcp),
         )
         tools = Tools(
             records=ports.records,

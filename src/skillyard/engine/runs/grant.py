@@ -75,13 +75,21 @@ class Grant:
     given: tuple[GivenSecret, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Supplies:
+    """Everything that runs can ask for beside the network."""
+
+    packages: RunPackages
+    secrets: RunSecrets
+    tools: ToolsForCode
+
+
 class Granter:
     """Decides what runs may have, and has it made ready. Without ``gate`` no run has a network."""
 
     def __init__(
         self,
-        packages: RunPackages,
-        secrets: RunSecrets,
+        supplies: Supplies,
         rules: Rules,
         environments: Environments,
         ahead: Ahead,
@@ -91,12 +99,12 @@ class Granter:
         emit: Observer,
         frames: FrameFamilies,
         environ: Mapping[str, str],
-        tools: ToolsForCode,
     ) -> None:
         """``environ`` has the server's variables; runs get those that settings list."""
         self._variables, self._no_variables = rules.sandbox.variables(environ)
-        self._packages = packages
-        self._secrets = secrets
+        self._packages = supplies.packages
+        self._secrets = supplies.secrets
+        self._tools = supplies.tools
         self._rules = rules
         self._closed = rules.sandbox.read_only
         self._environments = environments
@@ -106,7 +114,6 @@ class Granter:
         self._ids = ids
         self._emit = emit
         self._frames = frames
-        self._tools = tools
 
     async def grant(self, plan: Plan) -> Grant:
         """Raises Refused; InvalidInput for an environment that does not exist."""
