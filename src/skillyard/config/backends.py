@@ -126,6 +126,13 @@ class OciSettings(Section):
         description="Runtime of containers, as the engine names it: `runc`, `crun`, `runsc`, `kata`; empty is the "
         "engine's own choice.",
     )
+    ready: int = Field(
+        default=1,
+        ge=0,
+        le=256,
+        description="Containers that are made ahead for each of the four shapes used last (image, limits, skills and "
+        "packages), of about 25 MiB each; 0 makes none. Runs with blobs, tasks and sessions get theirs on demand.",
+    )
     uid: int = Field(
         default=65_532,
         ge=1,

@@ -175,6 +175,15 @@ class AgentSandbox(FilesOfSandbox):
         self.way_out = WayOut(self._link, gate)
         self._processes: dict[str, AgentProcess] = {}
 
+    @property
+    def cut_off(self) -> bool:
+        """Returns whether its channel is lost, and no other was opened."""
+        return self._link.cut_off
+
+    def lend(self, timeout_ms: int) -> None:
+        """Gives a sandbox that was made ahead the deadline of its programs."""
+        self._timeout_ms = timeout_ms
+
     async def connect(self) -> None:
         """Opens the first channel. Raises SandboxGone, SandboxFault."""
         await self._link.channel()
@@ -269,6 +278,10 @@ class _Link:
         self.closed = False
         self._renewal: asyncio.TimerHandle | None = None
         self._renewing: asyncio.Task[None] | None = None
+
+    @property
+    def cut_off(self) -> bool:
+        return self._channel is None or self._channel.lost
 
     async def channel(self) -> Channel:
         """Returns a channel that is open. Raises SandboxGone, ChannelLost."""

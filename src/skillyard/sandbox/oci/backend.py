@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -35,6 +36,7 @@ from skillyard.sandbox.oci import container
 from skillyard.sandbox.oci.calls import ARCHITECTURES
 from skillyard.sandbox.oci.container import Image, Surroundings
 from skillyard.sandbox.oci.engine import Engine, EngineRefused
+from skillyard.sandbox.oci.pool import Pool, shape_of
 from skillyard.sandbox.oci.probe import LOOK, WITHOUT, absent, judge
 from skillyard.sandbox.registry import Kind, Place
 
@@ -42,11 +44,13 @@ _OURS = "skillyard"
 """The first part of labels and names."""
 _OWNER_ID, _KEY, _SECRET_OF = f"{_OURS}.server", f"{_OURS}.key", container.VARIABLE
 _LENT_AS, _MADE, _ENFORCED = f"{_OURS}.owner", f"{_OURS}.made", f"{_OURS}.enforced"
-_TIMEOUT = f"{_OURS}.timeout_ms"
+_TIMEOUT, _READY = f"{_OURS}.timeout_ms", f"{_OURS}.ready"
+"""The last is set for containers that are made ahead: the server alone knows whether one is lent, and for which key."""
 _HANDLE = re.compile(r"[0-9a-f]{64}")
 _BOUND_S = 60.0
 _AGAIN_S = 0.2
 _MISSING, _CONFLICT = 404, 409
+_ENDED = ("exited", "dead")
 _SOCKET_MEND = "start Docker, or Podman's 'podman system service', and set oci.socket"
 _IMAGE_MEND = "name one in oci.image that the engine has, with python3 (docs/oci.md)"
 
@@ -67,6 +71,9 @@ class OciBackend:
         self._images: dict[str, tuple[Image, Mapping[str, Any], Probe]] = {}
         self._content = ContentCache(state / "content", self.survey)
         self._processors = 1
+        self._pool = Pool(settings.ready, self._made_ahead, self._drop)
+        self._lent: dict[str, Held] = {}
+        """Containers that were made ahead and are lent, by handle. Their age is the time when that was."""
 
     @property
     def nature(self) -> Nature:
@@ -178,15 +185,39 @@ class OciBackend:
             check_image("image", name)
         async with self._creating.setdefault(key, asyncio.Lock()):
             try:
-                if (handle := await self._found(key)) is not None:
-                    sandbox = await self.attach(handle)
-                else:
-                    image, packages, enforced = await self._fit(name, spec)
-                    async with self._content.placed(spec, key) as placed:
-                        sandbox = await self._make(placed, key, image, packages, enforced)
+                with self._pool.busy():
+                    sandbox = await self._created(spec, key, name)
                 return await plugged(sandbox, spec.egress, self.destroy)
             finally:
                 self._creating.pop(key, None)
+
+    async def _created(self, spec: SandboxSpec, key: str, name: str) -> AgentSandbox:
+        """Returns the sandbox of ``key``: the one that is there, one that was made ahead, or a new one."""
+        if (handle := await self._found(key)) is not None:
+            return await self.attach(handle)
+        image, packages, enforced = await self._fit(name, spec)
+        shape = shape_of(spec, image.id)
+        if shape is not None:
+            sandbox = self._pool.take(shape)
+            self._pool.want(shape, spec)
+            if sandbox is not None:
+                sandbox.lend(spec.limits.timeout_ms)
+                self._open[sandbox.handle] = sandbox
+                self._lent[sandbox.handle] = Held(sandbox.handle, key, Owner.RUN, time.monotonic())
+                return sandbox
+        async with self._content.placed(spec, key) as placed:
+            return await self._make(placed, key, image, packages, enforced)
+
+    async def _made_ahead(self, spec: SandboxSpec, id: str) -> AgentSandbox:
+        """Makes a container for the pool. Raises SkillyardError."""
+        image, packages, enforced = await self._fit(id, spec)
+        sandbox = await self._make(spec, f"ready-{secrets.token_hex(16)}", image, packages, enforced, ahead=True)
+        del self._open[sandbox.handle]  # nobody is lent it yet
+        return sandbox
+
+    async def _drop(self, sandbox: AgentSandbox) -> None:
+        await sandbox.close()
+        await self._remove(sandbox.handle)
 
     def image_of(self, spec: SandboxSpec) -> str:
         return spec.image or self._settings.image_for(spec.language)
@@ -209,6 +240,8 @@ class OciBackend:
 
     async def _found(self, key: str) -> str | None:
         """Returns the handle of the live container of ``key``; one that is not live is removed."""
+        if (held := next((one for one in self._lent.values() if one.key == key), None)) is not None:
+            return held.handle
         told = await self._inspect(self._name_of(key))
         if told is None:
             return None
@@ -218,7 +251,14 @@ class OciBackend:
         return str(told["Id"])
 
     async def _make(
-        self, spec: SandboxSpec, key: str, image: Image, packages: str, enforced: Mapping[str, str]
+        self,
+        spec: SandboxSpec,
+        key: str,
+        image: Image,
+        packages: str,
+        enforced: Mapping[str, str],
+        *,
+        ahead: bool = False,
     ) -> AgentSandbox:
         secret = secrets.token_hex(32)
         labels = {
@@ -228,6 +268,7 @@ class OciBackend:
             _MADE: repr(time.time()),
             _ENFORCED: json.dumps(dict(enforced)),
             _TIMEOUT: str(spec.limits.timeout_ms),
+            _READY: "1" if ahead else "",  # in any case, since an image has labels of its own
         }
         user = f"{self._settings.uid}:{self._settings.uid}"
         files = self._file("guest", guest_bundle(), ".pyz"), self._file("hosts", container.NAMES.encode())
@@ -249,6 +290,8 @@ class OciBackend:
         told = await self._inspect(handle) if _HANDLE.fullmatch(handle) else None
         labels = {} if told is None else told["Config"].get("Labels") or {}
         if told is None or labels.get(_OWNER_ID) != self._server() or told["State"].get("Status") != "running":
+            raise _gone(handle)
+        if labels.get(_READY):  # lent by an earlier server, whose runs end with it, or not lent at all
             raise _gone(handle)
         variables = dict(word.partition("=")[::2] for word in told["Config"]["Env"])
         secret = json.loads(variables[_SECRET_OF])["key"]
@@ -300,12 +343,23 @@ class OciBackend:
     async def survey(self) -> Sequence[Held]:
         filters = json.dumps({"label": [f"{_OWNER_ID}={self._server()}"]})
         listed = await self._engine.call("GET", "/containers/json", all=1, filters=filters)
-        now = time.time()
-        return [
-            Held(str(one["Id"]), labels[_KEY], Owner(labels[_LENT_AS]), max(0.0, now - float(labels[_MADE])))
-            for one in listed
-            if _LENT_AS in (labels := one["Labels"])
-        ]
+        now, found = time.time(), []
+        for one in listed:
+            handle, labels = str(one["Id"]), one["Labels"]
+            if not labels.get(_READY):
+                age_s = max(0.0, now - float(labels[_MADE]))
+                found.append(Held(handle, labels[_KEY], Owner(labels[_LENT_AS]), age_s))
+            elif (lent := self._lent.get(handle)) is not None:
+                found.append(replace(lent, age_s=time.monotonic() - lent.age_s))
+            elif one["State"] in _ENDED:  # an earlier server's, whose agent ended without a lease
+                with suppress(SandboxFault, TimeoutError):
+                    await self._remove(handle)
+        return found
+
+    async def stats(self) -> dict[str, int]:
+        """Returns how many containers there are: ``sandboxes``, of these ``lent`` and ``ready``."""
+        lent, ready = len(await self.survey()), self._pool.count
+        return {"sandboxes": lent + ready, "lent": lent, "ready": ready}
 
     async def destroy(self, handle: str) -> Usage:
         if handle not in self._destroying:
@@ -317,6 +371,10 @@ class OciBackend:
         told = await self._inspect(handle) if _HANDLE.fullmatch(handle) else None
         labels = {} if told is None else told["Config"].get("Labels") or {}
         sandbox = self._open.pop(handle, None)
+        with self._pool.busy():
+            return await self._ended(handle, labels, sandbox)
+
+    async def _ended(self, handle: str, labels: Mapping[str, str], sandbox: AgentSandbox | None) -> Usage:
         used = Usage()
         if sandbox is not None:
             with suppress(SandboxFault):
@@ -326,8 +384,10 @@ class OciBackend:
             return Usage()
         await self._remove(handle)
         self._content.release(labels[_KEY])
-        wall_ms = max(0.0, time.time() - float(labels[_MADE])) * 1000
-        return Usage(used.cpu_ms, used.peak_memory_bytes, wall_ms)
+        wall_s = time.time() - float(labels[_MADE])
+        if (lent := self._lent.pop(handle, None)) is not None:
+            wall_s = time.monotonic() - lent.age_s
+        return Usage(used.cpu_ms, used.peak_memory_bytes, max(0.0, wall_s) * 1000)
 
     async def _remove(self, name: str) -> None:
         """Ends and removes a container; returns when the engine does not know it any more. Raises SandboxFault."""
@@ -359,12 +419,18 @@ class OciBackend:
         except BackendAway:
             self._probe = None  # it may come back with other settings, and without images
             self._images.clear()
+            self._pool.drain(lambda _: False)
             raise
 
     async def prepare(self, spec: SandboxSpec) -> None:
-        """Makes nothing ahead."""
+        """Has a container of this shape ready, where such can be made ahead."""
+        with suppress(SkillyardError):
+            image = await self._image(self.image_of(spec))
+            if (shape := shape_of(spec, image.id)) is not None:
+                self._pool.want(shape, spec)
 
     async def close(self) -> None:
+        await self._pool.close()
         for handle, sandbox in list(self._open.items()):
             with suppress(SandboxFault):
                 told = await self._inspect(handle)
