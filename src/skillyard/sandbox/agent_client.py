@@ -170,7 +170,7 @@ class AgentSandbox(FilesOfSandbox):
         self.handle = handle
         self.image = image
         self.enforced = dict(enforced)
-        self._timeout_ms = timeout_ms
+        self.timeout_ms = timeout_ms
         self._link = _Link(reach, handle, lease_s)
         self.way_out = WayOut(self._link, gate)
         self._processes: dict[str, AgentProcess] = {}
@@ -179,10 +179,6 @@ class AgentSandbox(FilesOfSandbox):
     def cut_off(self) -> bool:
         """Returns whether its channel is lost, and no other was opened."""
         return self._link.cut_off
-
-    def lend(self, timeout_ms: int) -> None:
-        """Gives a sandbox that was made ahead the deadline of its programs."""
-        self._timeout_ms = timeout_ms
 
     async def connect(self) -> None:
         """Opens the first channel. Raises SandboxGone, SandboxFault."""
@@ -202,7 +198,7 @@ class AgentSandbox(FilesOfSandbox):
             raise ProtectionMissing(
                 "an agent keeps output, and lets no program wait for its reader", protections=["waiting"]
             )
-        left_ms = self._timeout_ms if timeout_ms is None else timeout_ms
+        left_ms = self.timeout_ms if timeout_ms is None else timeout_ms
         limits = {"log_bytes": streams.log_bytes, "channel_bytes": streams.channel_bytes, "timeout_ms": left_ms}
         fields = {"id": id, "ring": streams.at_cap is AtCap.RING, "stderr_bytes": streams.stderr_bytes, **limits}
         if isinstance(program, Guest):

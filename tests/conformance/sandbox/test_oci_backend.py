@@ -137,7 +137,7 @@ async def test_an_image_that_the_engine_lacks_is_named(ground: Ground, tmp_path:
 HOSTILE = """
 FROM {base}
 ENV LD_PRELOAD=/nowhere.so PYTHONSTARTUP=/x BASH_ENV=/x SKILLYARD_AGENT={{}} A=b
-LABEL skillyard.server=other skillyard.owner=task skillyard.key=k
+LABEL skillyard.server=other skillyard.owner=task skillyard.key=k skillyard.ready=1
 USER 0
 WORKDIR /etc
 ENTRYPOINT ["sh", "-c", "exit 3"]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from skillyard.domain.errors import BackendAway
 from skillyard.domain.sandbox.content import Content
+from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.sandbox.spec import EnvironmentRef, Mount, Owner, SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.sandbox.native.linux.seccomp import ALLOWED, BUILDING
@@ -18,6 +21,7 @@ from skillyard.sandbox.oci import calls, container
 from skillyard.sandbox.oci.container import Image, Surroundings
 from skillyard.sandbox.oci.engine import Demultiplexed, Engine
 from skillyard.sandbox.oci.image_build import Built, usual_tag
+from skillyard.sandbox.oci.probe import BOUNDED, UNCOUNTED, limits_of
 from tests.hosts.test_profile import DANGEROUS
 
 pytestmark = pytest.mark.anyio
@@ -108,3 +112,34 @@ def test_an_image_is_named_by_the_settings_of_its_languages() -> None:
     assert [usual_tag(names, "1.0+x") for names in ((), ("python",), ("bash", "javascript"))] == [
         "skillyard/run:1.0-x", "skillyard/run:1.0-x", "skillyard/run-bash-javascript:1.0-x",
     ]  # fmt: skip
+
+
+def test_queues_are_bounded_where_the_engine_can() -> None:
+    limits = Limits(memory_mb=128)
+    orders = [
+        container.body(SandboxSpec(limits=limits), IMAGE, replace(AROUND, bounds_queues=can), {}, "ab" * 32, "")
+        for can in (True, False)
+    ]
+    assert [order["HostConfig"].get("KernelMemoryTCP") for order in orders] == [32 << 20, None]
+
+
+def seen_in(queues: str) -> dict[str, Any]:
+    """What a program sees on control groups of version 1."""
+    memory = str(container.memory(Limits()))
+    return {
+        "counts_queues": False,
+        "memory": memory,
+        "swap": memory,
+        "queues": queues,
+        "pids": "0",
+        "cpus": "0 0",
+        "sizes": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("queues", "by"), [(str(128 << 20), BOUNDED), ("9223372036854771712", UNCOUNTED), ("", UNCOUNTED)]
+)
+def test_the_memory_guarantee_says_what_is_not_counted(queues: str, by: str) -> None:
+    found = limits_of(seen_in(queues), SandboxSpec(), 2, Level.KERNEL)
+    assert found["memory"].by == by

@@ -52,7 +52,10 @@ def limit(kind: int, most: int) -> None:
     """Lowers a limit for good. One that is lower already stays."""
     _, hard = resource.getrlimit(kind)
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(kind, (most, most))
+    try:
+        resource.setrlimit(kind, (most, most))
+    except ValueError:  # Linux refuses no lower one: this one is another kernel, which does not have it
+        return
 
 
 class Fork:

@@ -81,7 +81,7 @@ class E2bSandbox(AgentSandbox):
         timeout_ms: int | None = None,
         streams: StreamLimits = DEFAULT_STREAMS,
     ) -> AgentProcess:
-        await self.lifetime.cover(self._timeout_ms if timeout_ms is None else timeout_ms)
+        await self.lifetime.cover(self.timeout_ms if timeout_ms is None else timeout_ms)
         return await super().start(program, id=id, timeout_ms=timeout_ms, streams=streams)
 
     async def close(self) -> None:

@@ -70,7 +70,8 @@ class OciBackend:
         self._probe: Probe | None = None
         self._images: dict[str, tuple[Image, Mapping[str, Any], Probe]] = {}
         self._content = ContentCache(state / "content", self.survey)
-        self._processors = 1
+        self._processors, self._bounds_queues = 1, False
+        self._named: dict[str, str] = {}
         self._pool = Pool(settings.ready, self._made_ahead, self._drop)
         self._lent: dict[str, Held] = {}
         """Containers that were made ahead and are lent, by handle. Their age is the time when that was."""
@@ -123,6 +124,7 @@ class OciBackend:
     async def _facts(self) -> dict[str, str]:
         version, info = await self._engine.version(), await self._engine.call("GET", "/info")
         self._processors = max(1, int(info.get("NCPU") or 1))
+        self._bounds_queues = bool(info.get("KernelMemoryTCP")) and str(info.get("CgroupVersion")) == "1"
         parts = {str(part.get("Name", "")): str(part.get("Version", "")) for part in version.get("Components") or ()}
         runtime = self._settings.runtime or str(info.get("DefaultRuntime") or "")
         return {
@@ -167,8 +169,11 @@ class OciBackend:
         architecture = ARCHITECTURES.get(str(told.get("Architecture")))
         if architecture is None:
             raise InvalidInput("image", "must be for x86_64 or aarch64", shown(told.get("Architecture")))
-        id = str(told["Id"])
-        return Image(f"sha256:{id.removeprefix('sha256:')}", {key: value for key, _, value in words}, architecture)
+        id = f"sha256:{str(told['Id']).removeprefix('sha256:')}"
+        if self._named.get(name, id) != id:  # the name means another image now
+            self._pool.drain(lambda shape: shape.image != self._named[name])
+        self._named[name] = id
+        return Image(id, {key: value for key, _, value in words}, architecture)
 
     # the life of a sandbox
 
@@ -192,7 +197,7 @@ class OciBackend:
                 self._creating.pop(key, None)
 
     async def _created(self, spec: SandboxSpec, key: str, name: str) -> AgentSandbox:
-        """Returns the sandbox of ``key``: the one that is there, one that was made ahead, or a new one."""
+        """Returns the sandbox of ``key``: its own, one that was made ahead, or a new one."""
         if (handle := await self._found(key)) is not None:
             return await self.attach(handle)
         image, packages, enforced = await self._fit(name, spec)
@@ -201,7 +206,7 @@ class OciBackend:
             sandbox = self._pool.take(shape)
             self._pool.want(shape, spec)
             if sandbox is not None:
-                sandbox.lend(spec.limits.timeout_ms)
+                sandbox.timeout_ms = spec.limits.timeout_ms
                 self._open[sandbox.handle] = sandbox
                 self._lent[sandbox.handle] = Held(sandbox.handle, key, Owner.RUN, time.monotonic())
                 return sandbox
@@ -272,7 +277,7 @@ class OciBackend:
         }
         user = f"{self._settings.uid}:{self._settings.uid}"
         files = self._file("guest", guest_bundle(), ".pyz"), self._file("hosts", container.NAMES.encode())
-        around = Surroundings(*files, user, self._settings.runtime, self._processors)
+        around = Surroundings(*files, user, self._settings.runtime, self._processors, self._bounds_queues)
         order = container.body(spec, image, around, labels, secret, packages)
         name = self._name_of(key)
         try:

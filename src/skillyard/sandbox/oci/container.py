@@ -65,6 +65,8 @@ class Surroundings:
     user: str
     runtime: str
     processors: int
+    bounds_queues: bool = False
+    """Whether the engine has control groups of version 1 and passes a limit for queues of TCP sockets on."""
 
 
 def parts(limits: Limits) -> dict[str, int]:
@@ -77,6 +79,11 @@ def parts(limits: Limits) -> dict[str, int]:
 def memory(limits: Limits) -> int:
     """Returns the bytes of memory of a container. Files in its places count as memory, too."""
     return (limits.memory_mb + limits.disk_mb + OVERHEAD_MB) * _MIB
+
+
+def queues(limits: Limits) -> int:
+    """Returns the most bytes in queues of TCP sockets, which version 1 counts by themselves."""
+    return max(4, limits.memory_mb // 4) * _MIB
 
 
 def body(
@@ -138,6 +145,7 @@ def _host(spec: SandboxSpec, image: Image, around: Surroundings, packages: str) 
         "PidsLimit": limits.pids + OVERHEAD_PIDS,
         "Memory": memory(limits),
         "MemorySwap": memory(limits),
+        **({"KernelMemoryTCP": queues(limits)} if around.bounds_queues else {}),
         "NanoCpus": int(min(limits.cpus, around.processors) * 1_000_000_000),
         "Ulimits": [{"Name": "nofile", "Soft": FILES, "Hard": FILES}],
         "Tmpfs": {

@@ -69,7 +69,7 @@ def _identity(path: Path) -> tuple[str, ...]:
 
 
 def bare_spec(spec: SandboxSpec) -> SandboxSpec:
-    """Returns a spec of the same shape without anything of one tenant's run."""
+    """Returns a spec of the same shape without the parts that belong to one principal."""
     environment = EnvironmentRef(packages=spec.environment.packages, digest=spec.environment.digest)
     return replace(spec, environment=environment, group="", tenant="", egress=None, forwarding=False)
 
@@ -113,7 +113,7 @@ class Pool:
                 self._idle.set()
 
     def take(self, shape: Shape) -> AgentSandbox | None:
-        """Returns a container that nobody else gets any more; None where none of that shape is ready."""
+        """Returns a container that nobody else gets; None where none of that shape is ready."""
         ready = self._ready.get(shape)
         while ready:
             sandbox = ready.popleft()

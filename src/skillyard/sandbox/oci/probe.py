@@ -42,6 +42,7 @@ print(json.dumps({
     "proc": [path for path in ("/proc/sys/kernel/hostname", "/proc/sysrq-trigger") if writable(path)],
     "counts_queues": os.path.exists(group + "memory.max"),
     "memory": text(group + "memory.max", group + "memory/memory.limit_in_bytes"),
+    "queues": text(group + "memory/memory.kmem.tcp.limit_in_bytes"),
     "swap": text(group + "memory.swap.max", group + "memory/memory.memsw.limit_in_bytes"),
     "pids": text(group + "pids.max", group + "pids/pids.max"),
     "cpus": text(group + "cpu.max") or quota,
@@ -65,6 +66,8 @@ _MENDS = {
     "own_uid": "set another oci.uid for each server that shares the engine",
     "landlock": "use the isolation 'native'",
 }
+BOUNDED = "a control group of version 1, with a limit of its own for queues of TCP sockets, and none for other queues"
+UNCOUNTED = "a control group of version 1, which counts no queues of sockets"
 _NOT_SEEN = "it was not in force in a test container"
 _LIMITS_MEND = "give the engine control groups of version 2, or run it as root"
 
@@ -80,7 +83,7 @@ def judge(
     walls["own_uid"] = Protection(Level.MISSING, why="containers share one user id", mend=_MENDS["own_uid"])
     told = dict(facts) | {"guest_kernel": str(seen["release"]), "python": ".".join(map(str, seen["python"]))}
     abilities = {"forwarding": Protection(Level.SUPERVISED, by="the agent connects inside"), "egress": egress}
-    found = {name: walls[name] for name in WALLS} | _limits(seen, spec, processors, level)
+    found = {name: walls[name] for name in WALLS} | limits_of(seen, spec, processors, level)
     return Probe("oci", True, found, told, abilities)
 
 
@@ -117,7 +120,8 @@ def _held(held: bool, name: str, level: Level) -> Protection:
     return Protection(Level.MISSING, why=_NOT_SEEN, mend=_MENDS.get(name, ""))
 
 
-def _limits(seen: Mapping[str, Any], spec: SandboxSpec, processors: int, level: Level) -> dict[str, Protection]:
+def limits_of(seen: Mapping[str, Any], spec: SandboxSpec, processors: int, level: Level) -> dict[str, Protection]:
+    """Returns the limits that are in force, as :data:`LOOK` found them."""
     limits = spec.limits
     memory, pids = container.memory(limits), limits.pids + container.OVERHEAD_PIDS
     # Version 1 counts memory and swap together, version 2 swap alone.
@@ -128,7 +132,8 @@ def _limits(seen: Mapping[str, Any], spec: SandboxSpec, processors: int, level: 
     }
     found = {name: _limited(held, level, "a control group") for name, held in in_force.items()}
     if in_force["memory"] and not seen["counts_queues"]:
-        found["memory"] = Protection(level, by="a control group of version 1, which counts no queues of sockets")
+        bounded = seen["queues"] == str(container.queues(limits))
+        found["memory"] = Protection(level, by=BOUNDED if bounded else UNCOUNTED)
     found["disk"] = _limited(
         seen["sizes"] == _rounded(limits), level, "the sizes of tmpfs; a part of it for each place"
     )

@@ -1,0 +1,168 @@
+"""Containers that are made ahead: each is used once, none is counted as lent, and none outlives its server."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skillyard.config.backends import OciSettings
+from skillyard.domain.errors import SandboxGone
+from skillyard.domain.sandbox.content import Content
+from skillyard.domain.sandbox.spec import Argv, Mount, Owner, SandboxSpec, Stream
+from skillyard.sandbox.agent_client import AgentSandbox
+from skillyard.sandbox.oci.backend import OciBackend
+from skillyard.sandbox.oci.probe import WITHOUT
+from tests.conformance.sandbox import oci_ground
+from tests.hosts.docker_engine import Docker
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+ROOT = Path(__file__).parents[3]
+BOUND_S = 120.0
+SPEC = SandboxSpec(single=True, allow_degraded=WITHOUT)
+
+SERVER = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from skillyard.config.backends import OciSettings
+from skillyard.sandbox.oci import container
+from skillyard.sandbox.oci.backend import OciBackend
+from tests.conformance.sandbox.test_oci_pool import SPEC, stands
+
+async def main(base: Path, settings: str) -> None:
+    container.LEASE_S = 3.0
+    backend = OciBackend(base, OciSettings.model_validate_json(settings))
+    await backend.prepare(SPEC)
+    await stands(backend, 1)
+    await backend.create(SPEC, "lent")
+    await stands(backend, 1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
+"""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Docker, OciSettings]]:
+    with oci_ground.engine(tmp_path_factory.mktemp("engine")) as found:
+        yield found
+
+
+@pytest.fixture
+async def backend(engine: tuple[Docker, OciSettings], tmp_path: Path) -> AsyncIterator[OciBackend]:
+    backend = OciBackend(tmp_path / "oci", engine[1])
+    yield backend
+    for held in await backend.survey():
+        await backend.destroy(held.handle)
+    await backend.close()
+    assert engine[0]("ps", "-aq").stdout == ""
+
+
+async def stands(backend: OciBackend, ready: int) -> None:
+    await until(lambda: backend._pool.count == ready)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while not holds():
+            await asyncio.sleep(0.05)
+
+
+def containers(docker: Docker) -> set[str]:
+    return set(docker("ps", "-q", "--no-trunc").stdout.split())
+
+
+async def said(sandbox: AgentSandbox, text: str) -> bytes:
+    process = await sandbox.start(Argv(("sh", "-c", text)), id="says")
+    return b"".join([data async for data in process.output(Stream.STDOUT)])
+
+
+async def test_each_is_lent_once_and_counted_only_then(backend: OciBackend, engine: tuple[Docker, OciSettings]) -> None:
+    await backend.prepare(SPEC)
+    await stands(backend, 1)
+    [ready] = containers(engine[0])
+    assert await backend.survey() == []
+    assert await backend.stats() == {"sandboxes": 1, "lent": 0, "ready": 1}
+    with pytest.raises(SandboxGone):
+        await backend.attach(ready)
+    one, other = await asyncio.gather(backend.create(SPEC, "one"), backend.create(SPEC, "other"))
+    assert one.handle != other.handle
+    assert ready in (one.handle, other.handle)
+    assert await backend.create(SPEC, "one") is one
+    assert {held.key: held.handle for held in await backend.survey()} == {"one": one.handle, "other": other.handle}
+    assert await said(one, "echo seen >/tmp/left; echo seen >/workspace/left; ls /tmp /workspace") != b""
+    await backend.destroy(one.handle)
+    await stands(backend, 1)
+    third = await backend.create(SPEC, "third")
+    assert third.handle not in (one.handle, other.handle)
+    assert await said(third, "ls /workspace /tmp /dev/shm | grep left; echo none") == b"none\n"
+    assert third.enforced == other.enforced
+
+
+async def test_what_is_shown_inside_belongs_to_the_shape(backend: OciBackend, tmp_path: Path) -> None:
+    skills = {name: tmp_path / name for name in ("a", "b")}
+    for name, path in skills.items():
+        path.mkdir()
+        (path / "name").write_text(name)
+    specs = {name: replace(SPEC, mounts=(Mount(Content(name, path), "/skills/s"),)) for name, path in skills.items()}
+    await backend.prepare(specs["a"])
+    await stands(backend, 1)
+    for name, spec in specs.items():
+        sandbox = await backend.create(spec, name)
+        assert await said(sandbox, "cat /skills/s/name; touch /skills/s/x 2>/dev/null && echo written") == name.encode()
+        await backend.destroy(sandbox.handle)
+
+
+async def test_one_that_somebody_removed_is_not_lent(backend: OciBackend, engine: tuple[Docker, OciSettings]) -> None:
+    await backend.prepare(SPEC)
+    await stands(backend, 1)
+    [ready] = containers(engine[0])
+    await asyncio.to_thread(engine[0], "rm", "-f", ready)
+    await until(lambda: backend._pool._ready[next(iter(backend._pool._ready))][0].cut_off)
+    sandbox = await backend.create(SPEC, "one")
+    assert sandbox.handle != ready
+    assert await said(sandbox, "echo works") == b"works\n"
+
+
+async def test_another_image_under_the_name_drains_them(engine: tuple[Docker, OciSettings], tmp_path: Path) -> None:
+    docker, settings = engine
+    docker("tag", oci_ground.IMAGE, "skillyard-tests/moves:1")
+    backend = OciBackend(tmp_path, settings.changed(image="skillyard-tests/moves:1"))
+    await backend.prepare(SPEC)
+    await stands(backend, 1)
+    before = containers(docker)
+    docker("build", "-q", "-t", "skillyard-tests/moves:1", "-", stdin=f"FROM {oci_ground.IMAGE}\nLABEL a=b\n".encode())
+    sandbox = await backend.create(SPEC, "one")
+    assert sandbox.image == docker("inspect", "--format", "{{.Id}}", "skillyard-tests/moves:1").stdout.strip()
+    await until(lambda: not before & containers(docker))
+    await backend.close()
+    assert docker("ps", "-aq").stdout == ""
+
+
+async def test_none_outlives_a_killed_server(
+    backend: OciBackend, engine: tuple[Docker, OciSettings], tmp_path: Path
+) -> None:
+    words = [sys.executable, "-c", SERVER, str(tmp_path / "oci"), engine[1].model_dump_json()]
+    killed = await asyncio.create_subprocess_exec(*words, cwd=ROOT)
+    async with asyncio.timeout(BOUND_S):
+        assert await killed.wait() == -signal.SIGKILL
+    assert len(engine[0]("ps", "-aq").stdout.split()) == 2
+    assert await backend.survey() == []
+    await until(lambda: not containers(engine[0]))  # without a lease their agents end
+    assert await backend.survey() == []
+    assert engine[0]("ps", "-aq").stdout == ""
+
+
+async def test_tasks_get_none_that_was_made_ahead(backend: OciBackend) -> None:
+    task = replace(SPEC, owner=Owner.TASK)
+    await backend.prepare(SPEC)
+    await stands(backend, 1)
+    sandbox = await backend.create(task, "task")
+    assert [held.owner for held in await backend.survey()] == [Owner.TASK]
+    await backend.destroy(sandbox.handle)
+    assert backend._pool.count == 1
