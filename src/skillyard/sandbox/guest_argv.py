@@ -39,7 +39,7 @@ def guest_bundle() -> bytes:
     Another version of Python takes the sources.
     """
     sources = dict(_sources(resources.files("skillyard.guest"), PACKAGE))
-    compiled = {f"{name}c": _bytecode(name, source) for name, source in sources.items()}
+    compiled = {f"{name}c": bytecode(name, source) for name, source in sources.items()}
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as bundle:
         for name, source in sorted({"__main__.py": _MAIN.encode(), **sources, **compiled}.items()):
@@ -50,7 +50,7 @@ def guest_bundle() -> bytes:
     return archive.getvalue()
 
 
-def _bytecode(name: str, source: bytes) -> bytes:
+def bytecode(name: str, source: bytes) -> bytes:
     """Returns bytecode without docstrings, which depends on nothing but the code."""
     code = compile(source, name, "exec", dont_inherit=True, optimize=2)
     return _UNCHECKED + marshal.dumps(code, 2)  # of that version, which has no references

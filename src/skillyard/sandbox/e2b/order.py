@@ -22,7 +22,7 @@ LEASE_S = 60.0
 """How long programs that belong to a server outlive it; longer than on a host, as the way to a provider is longer."""
 ORDER, ARCHIVE = f"{stage.ROOT}/order.json", f"{stage.ROOT}/content.tar"
 _STACK = 8 << 20
-_SPARE = 3
+SPARE = 3
 """Processes of ours: bubblewrap's, the agent, and a program that makes others or a worker for files."""
 
 
@@ -49,7 +49,7 @@ def order(spec: SandboxSpec, key: str, guest: str, processors: int) -> dict[str,
         "disk_mb": limits.disk_mb,
         "group": {
             "memory": container.memory(limits),
-            "pids": limits.pids + _SPARE,
+            "pids": limits.pids + SPARE,
             "cpus": min(limits.cpus, processors),
         },
         "filters": {machine: calls.exact(machine) for machine in ("x86_64", "aarch64")},

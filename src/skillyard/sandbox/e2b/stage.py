@@ -11,7 +11,6 @@ as it is, so it imports the standard library only::
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -48,9 +47,9 @@ def main(arguments: list[str]) -> int:
     """Returns the exit status. A failure is told as ``{"error": …}``."""
     try:
         if arguments[:1] == ["look"]:
-            told = _machine()
+            told = machine()
         elif len(arguments) == 2 and arguments[0] == "start":
-            told = _start(Path(arguments[1])) | _machine()
+            told = start(Path(arguments[1])) | machine()
         else:
             raise ValueError("usage: stage.py look | start ORDER")
     except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
@@ -59,7 +58,8 @@ def main(arguments: list[str]) -> int:
     return 1 if "error" in told or told["missing"] else 0
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
+    """Returns an account of the machine."""
     stage = BAKED / "stage.py"
     return {
         "missing": [tool for tool in TOOLS if shutil.which(tool) is None],
@@ -71,13 +71,23 @@ def _machine() -> dict[str, Any]:
         "memory_mb": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _MIB,
         "processors": len(os.sched_getaffinity(0)),
         "spaces": {path.name: str(path.readlink()) for path in Path("/proc/self/ns").iterdir()},
-        "stage": hashlib.sha256(stage.read_bytes()).hexdigest() if stage.exists() else "",
+        "stage": _digest(stage) if stage.exists() else "",
         "guests": sorted(path.stem for path in BAKED.glob("guests/*.pyz")),
         "content": sorted(path.name for path in BAKED.glob("content/*")),
     }
 
 
-def _start(at: Path) -> dict[str, Any]:
+def _digest(path: Path) -> str:
+    import hashlib  # its library takes long to load, where nothing else needs it
+
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def start(at: Path) -> dict[str, Any]:
+    """Makes the sandbox of an order; returns the agent's process and the limits in force.
+
+    Raises ValueError.
+    """
     order = json.loads(at.read_text())
     at.unlink()
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
