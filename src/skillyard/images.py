@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 from skillyard.data_dir import DataDir
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from skillyard.config.backends import OciSettings
+    from skillyard.config.settings import Settings
 
 
 async def write_e2b_template(
@@ -71,3 +74,18 @@ async def build_run_image(
         raise SandboxFault(f"{built.tag} was built, and sandboxes of it do not work: {probe.facts['why']}")
     told = {"tag": built.tag, "id": built.id, "python": probe.facts["python"], "notes": list(built.notes)}
     return {**told, "settings": built.settings(languages)}
+
+
+def build_machine_image(
+    settings: Settings, output: Path | None, source: Path | None, packages: Sequence[str], said: Callable[[str], None]
+) -> dict[str, str]:
+    """Builds the image of machines for the isolation microvm.
+
+    ``source`` is a root that is given, ``packages`` are further ones of one that is made. Returns its facts and its
+    directory. Raises InvalidInput, BuildFailed.
+    """
+    from skillyard.sandbox.microvm.backend import USUAL
+    from skillyard.sandbox.microvm.build import build_image
+
+    place = output or Path(settings.microvm.image or settings.data_dir / USUAL)
+    return {"directory": str(place), **build_image(place, source, packages, said)}

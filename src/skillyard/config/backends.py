@@ -145,6 +145,32 @@ class OciSettings(Section):
         return next((name for key, name in self.images.items() if key == language), self.image)
 
 
+class MicrovmSettings(Section):
+    """The microvm backend: machines of QEMU."""
+
+    model_config = ConfigDict(title="microvm")
+
+    image: str = Field(
+        default="",
+        description="Directory of the image that `skillyard image build --microvm` made; empty is the one in the data "
+        "directory.",
+    )
+    qemu: str = Field(default="qemu-system-x86_64", description="QEMU's program, by name or path.")
+    accel: Literal["auto", "kvm", "tcg"] = Field(
+        default="auto",
+        description="Accelerator: `auto` takes KVM where a probe guest answers with it in ten seconds, else `tcg`, "
+        "QEMU's own emulation; `kvm` makes no machine where none answers.",
+    )
+    uid_base: int = Field(
+        default=1_890_000_000,
+        ge=65_536,
+        description="First user id of QEMU when the server is root. Change it where the host uses these ids.",
+    )
+    uid_count: int = Field(
+        default=8192, ge=1, description="User ids of QEMU, one for each machine that exists at a time."
+    )
+
+
 class E2bSettings(Section):
     """The e2b backend: machines of E2B, or of a server of yours that speaks its protocol."""
 

@@ -6,7 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from skillyard.config.backends import E2bSettings, GvisorSettings, NativeSettings, OciSettings, OpenSandboxSettings
+from skillyard.config.backends import (
+    E2bSettings,
+    GvisorSettings,
+    MicrovmSettings,
+    NativeSettings,
+    OciSettings,
+    OpenSandboxSettings,
+)
 from skillyard.config.commands import CommandSettings, JailSettings
 from skillyard.config.faces.mcp import McpSettings
 from skillyard.config.limits import AdmissionSettings, LimitSettings
@@ -94,6 +101,7 @@ class Sections(Section):
     native: NativeSettings = NativeSettings()
     gvisor: GvisorSettings = GvisorSettings()
     oci: OciSettings = OciSettings()
+    microvm: MicrovmSettings = MicrovmSettings()
     e2b: E2bSettings = E2bSettings()
     opensandbox: OpenSandboxSettings = OpenSandboxSettings()
     srt: SrtSettings = SrtSettings()

@@ -24,6 +24,7 @@ BACKENDS: dict[str, str] = {
     "gvisor": "skillyard.sandbox.native.grounds.gvisor.backend",
     "landlock": "skillyard.sandbox.native.grounds.landlock.backend",
     "oci": "skillyard.sandbox.oci.backend",
+    "microvm": "skillyard.sandbox.microvm.backend",
     "srt": "skillyard.sandbox.srt.backend",
     "e2b": "skillyard.sandbox.e2b.backend",
     "opensandbox": "skillyard.sandbox.opensandbox.backend",

@@ -82,7 +82,8 @@ def test_skills_dirs_are_split_like_a_path(monkeypatch: pytest.MonkeyPatch) -> N
         ("[environments.x]\npreload = true", "environments.x.preload"),
         (
             '[policy]\nisolation = "docker"',
-            "policy.isolation: Input should be 'native', 'gvisor', 'landlock', 'oci', 'srt', 'e2b', 'opensandbox' or "
+            "policy.isolation: Input should be 'native', 'gvisor', 'landlock', 'oci', "
+            "'microvm', 'srt', 'e2b', 'opensandbox' or "
             "'auto'",
         ),
     ],

@@ -17,7 +17,13 @@ def image() -> None:
 
 
 @image.command("build")
-@click.option("--from", "base", metavar="IMAGE", help="Image to start from, by name or digest.")
+@click.option("--microvm", is_flag=True, help="Build the image of machines for the isolation microvm instead.")
+@click.option(
+    "--from",
+    "base",
+    metavar="IMAGE",
+    help="Image to start from, by name or digest; with --microvm the directory or tar archive of a root.",
+)
 @click.option("--tag", metavar="NAME", help="Name of the image.  [default: skillyard/run:VERSION]")
 @click.option(
     "--language",
@@ -27,33 +33,58 @@ def image() -> None:
     help="A language of the programs. May repeat.  [default: python]",
 )
 @click.option("--offline", is_flag=True, help="Give the build no network: the engine must have the base.")
+@click.option(
+    "--output",
+    metavar="DIRECTORY",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="With --microvm: directory of the image.  [default: microvm in the data directory]",
+)
+@click.option(
+    "--package", "packages", metavar="NAME", multiple=True, help="With --microvm: a further Debian package. May repeat."
+)
 @json_option
 @data_dir_option
 def build(
+    microvm: bool,
     base: str | None,
     tag: str | None,
     languages: tuple[str, ...],
     offline: bool,
+    output: Path | None,
+    packages: tuple[str, ...],
     as_json: bool,
     data_dir: Path | None,
 ) -> None:
-    """Build an image of sandboxes for the isolation oci, by the engine behind oci.socket.
+    """Build an image of sandboxes for the isolation oci, or with --microvm for microvm.
 
-    Python and the programs of the languages are taken from the base, and installed by apt where it has none. The base
-    gets the user of programs, localhost, certificates and time zones. Nothing of skillyard is in the image. Prints the
-    settings that name it.
+    The engine behind oci.socket builds it. Python and the programs of the languages are taken from the base, and
+    installed by apt where it has none. The base gets the user of programs, localhost, certificates and time zones.
+    Nothing of skillyard is in the image. Prints the settings that name it.
+
+    With --microvm, apt fetches a kernel, busybox and the packages of a root. None of their scripts run.
 
     \b
       skillyard image build
       skillyard image build --from debian:bookworm-slim --language javascript --language bash
       skillyard image build --offline --from local/python:1
+      skillyard image build --microvm --package jq
     """
     import asyncio
 
     from skillyard.config.settings import load_settings
-    from skillyard.images import build_run_image
+    from skillyard.images import build_machine_image, build_run_image
 
     settings = load_settings(data_dir=data_dir)
+    if microvm:
+        _refuse("--microvm", {"--tag": tag, "--language": languages, "--offline": offline})
+        source = None if base is None else Path(base)
+        facts = build_machine_image(settings, output, source, packages, lambda text: click.echo(text, err=True))
+        if as_json:
+            emit_json(facts)
+        else:
+            click.echo(f"{facts['directory']}: Linux {facts['kernel']}, Python {facts['python']}")
+        return
+    _refuse("an image of containers", {"--output": output, "--package": packages})
     told = asyncio.run(build_run_image(settings.oci, base, tag, languages, offline=offline))
     if as_json:
         emit_json(told)
@@ -62,6 +93,12 @@ def build(
     for note in cast("list[str]", told["notes"]):
         click.echo(f"note: {note}")
     click.echo(f"\nIn config.toml:\n\n{told['settings']}", nl=False)
+
+
+def _refuse(kind: str, given: dict[str, object]) -> None:
+    """Raises UsageError for options that another kind of image has."""
+    if wrong := [name for name, value in given.items() if value]:
+        raise click.UsageError(f"{', '.join(wrong)}: {kind} has none of these; leave it out")
 
 
 @image.command("e2b-template")

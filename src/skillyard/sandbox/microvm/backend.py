@@ -1,0 +1,374 @@
+"""The microvm backend: one QEMU machine for each sandbox, restored from a snapshot.
+
+All state is in a directory for each machine, so that another server finds what an earlier one made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from skillyard.config.backends import MicrovmSettings
+from skillyard.domain.errors import InvalidInput, SandboxFault, SandboxGone, SkillyardError, shown
+from skillyard.domain.foreign_json import BadJson, parse_json
+from skillyard.domain.sandbox.guarantees import Demand, Level, Nature, Probe
+from skillyard.domain.sandbox.spec import Held, Owner, SandboxSpec
+from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.record import Usage
+from skillyard.ports.gate import Plug
+from skillyard.sandbox.agent_channel import ChannelLost
+from skillyard.sandbox.agent_client import AgentSandbox, Reach, plugged
+from skillyard.sandbox.content import ContentCache
+from skillyard.sandbox.e2b import order as orders
+from skillyard.sandbox.microvm import machine
+from skillyard.sandbox.microvm.accel import Accelerator
+from skillyard.sandbox.microvm.channel import opener
+from skillyard.sandbox.microvm.first import PLACE, seed_message
+from skillyard.sandbox.microvm.image import Image, open_image
+from skillyard.sandbox.microvm.machine import Shape
+from skillyard.sandbox.microvm.probe import LOOK, NAME, WITHOUT, absent, judge
+from skillyard.sandbox.microvm.snapshot import Snapshots, last_words
+from skillyard.sandbox.native.probe import look_inside
+from skillyard.sandbox.oci import container
+from skillyard.sandbox.registry import Kind, Place
+from skillyard.threads import to_its_end
+
+LEASE_S = 8.0
+"""How long programs that belong to a server outlive it where the kernel does not end the machine with it."""
+KERNEL_MB = 160
+"""Memory of a machine for its kernel, our files and the channels."""
+_STEP_MB, _LARGE_MB, _LARGE_STEP_MB = 128, 2048, 512
+USUAL = "microvm"
+"""The image of machines in a data directory."""
+_HANDLE = re.compile(r"vm-[0-9a-f]{16}")
+_STATE = "state.json"
+_MADE_S = 300.0
+_HELLOS = 4
+_LOOK_MS = 60_000
+_MOST_TOLD = 64 * 1024
+_READ = 256 * 1024
+
+
+class MicrovmBackend:
+    """Machines of the image that ``settings`` name, or of ``usual``. ``state`` has all that is kept of them.
+
+    ``limits`` are those of the usual sandbox: its snapshot is made first.
+    """
+
+    name = NAME
+
+    def __init__(
+        self, state: Path, settings: MicrovmSettings, usual: Path, limits: Limits, gate: Plug | None = None
+    ) -> None:
+        self._state, self._settings, self._gate = state, settings, gate
+        self._directory = Path(settings.image) if settings.image else usual
+        self._limits = limits
+        self._machines = state / "machines"
+        self._open: dict[str, AgentSandbox] = {}
+        self._destroying: dict[str, asyncio.Task[Usage]] = {}
+        self._creating: dict[str, asyncio.Lock] = {}
+        self._probing = asyncio.Lock()
+        self._probe: Probe | None = None
+        self._image: Image | None = None
+        self._accelerator = Accelerator(state, settings)
+        self._snapshots = Snapshots(state / "snapshots")
+        self._content = ContentCache(state / "content", self.survey)
+        self._machine: Mapping[str, Any] = {}
+        """The last machine's account of itself."""
+
+    @property
+    def nature(self) -> Nature:
+        return KIND.nature
+
+    # the probe
+
+    async def probe(self) -> Probe:
+        """A failure is not kept: the image may be there the next time."""
+        async with self._probing:
+            if self._probe is None:
+                found = await self._look()
+                if not found.ready:
+                    return found
+                self._probe = found
+            return self._probe
+
+    async def _look(self) -> Probe:
+        facts: dict[str, str] = {"image": str(self._directory)}
+        try:
+            if self._image is None:
+                self._image = await to_its_end(open_image, self._directory)
+            facts |= {"image_digest": self._image.digest, "image_from": self._image.facts.get("from", "")}
+            accel = await self._accelerator.found(self._image, self._uid())
+            facts |= {"qemu": accel.version, "accel": accel.name, "accel_why": accel.why}
+            spec = SandboxSpec(limits=self._limits)
+            sandbox = await self._make(spec, f"probe-{secrets.token_hex(8)}", {})
+            try:
+                seen = await look_inside(sandbox, LOOK, bound_ms=_LOOK_MS)
+                egress = await sandbox.way_out.look(sandbox, Level.SUPERVISED)
+            finally:
+                await self.destroy(sandbox.handle)
+            return judge(seen, self._machine, self._limits, orders.SPARE, facts, egress)
+        except SkillyardError as error:
+            return absent(error.message, facts)
+        except (LookupError, TypeError, ValueError) as error:
+            return absent(f"a test machine tells nothing that we understand: {error}"[:300], facts)
+
+    # the life of a sandbox
+
+    async def create(self, spec: SandboxSpec, key: str) -> AgentSandbox:
+        probe = await self.probe()
+        if not probe.ready:
+            raise SandboxFault(f"no machine can be had: {probe.facts.get('why', '')}")
+        Demand(spec.kernel_only, spec.allow_degraded).check(probe.protections)
+        spec.refuse_names(self.name)
+        if spec.egress is not None:
+            probe.demand("egress")
+        self._fit(spec)
+        async with self._creating.setdefault(key, asyncio.Lock()):
+            try:
+                if (handle := self._found(key)) is not None:
+                    sandbox = await self.attach(handle)
+                else:
+                    async with self._content.placed(spec, key) as placed:
+                        sandbox = await self._make(placed, key, probe.enforced())
+                return await plugged(sandbox, spec.egress, self.destroy)
+            finally:
+                self._creating.pop(key, None)
+                self._content.release(key)  # it was uploaded
+
+    def _fit(self, spec: SandboxSpec) -> None:
+        """Raises InvalidInput for packages of another Python than the image's."""
+        assert self._image is not None
+        want, has = f"{sys.version_info[0]}.{sys.version_info[1]}", self._image.facts.get("python", "")
+        if spec.environment.packages is not None and want != has:
+            rule = f"its packages are for Python {want}, and the image has {has}; use an image with Python {want}"
+            raise InvalidInput("environment", rule)
+
+    def _found(self, key: str) -> str | None:
+        """Returns the handle of the machine of ``key`` that lives."""
+        for handle, state in self._states().items():
+            if state["key"] == key and _lives(state):
+                return handle
+        return None
+
+    async def _make(self, spec: SandboxSpec, key: str, enforced: Mapping[str, str]) -> AgentSandbox:
+        handle = f"vm-{secrets.token_hex(8)}"
+        place = self._machines / handle
+        uid = self._uid()
+        state: dict[str, Any] = {
+            "key": key,
+            "owner": spec.owner.value,
+            "made": time.time(),
+            "enforced": dict(enforced),
+            "timeout_ms": spec.limits.timeout_ms,
+            "secret": secrets.token_hex(32),
+            "uid": uid,
+            "image": f"sha256:{self._image.digest}" if self._image else "",
+        }
+        try:
+            place.mkdir(mode=0o700, parents=True)
+            _write_state(place, state)
+            with tempfile.TemporaryFile() as content:
+                await to_its_end(orders.pack, orders.lacking(spec, frozenset()), content)
+                size = content.tell() if orders.lacking(spec, frozenset()) else 0
+                content.seek(0)
+                shape = await self._shape(spec.limits, size)
+                assert self._image is not None
+                snapshot = await self._snapshots.of(self._image, shape, uid)
+                dies = spec.owner is Owner.RUN
+                pid = machine.launch(place, shape, self._image, uid, handle, dies=dies, restored=snapshot)
+                state |= {"pid": pid, "began": machine.began(pid)}
+                _write_state(place, state)
+                self._machine = await _ordered(place, _order(spec, state["secret"], shape, size), content)
+            return await self._attached(handle, state)
+        except BaseException:
+            await asyncio.shield(self.destroy(handle))
+            raise
+
+    async def _shape(self, limits: Limits, content: int) -> Shape:
+        """Returns the machine for limits, and for content in its memory.
+
+        It has one of few sizes, so that few snapshots serve all.
+        """
+        assert self._image is not None
+        accel = await self._accelerator.found(self._image, None)
+        wanted = (container.memory(limits) + content) // (1 << 20) + KERNEL_MB
+        step = _STEP_MB if wanted <= _LARGE_MB else _LARGE_STEP_MB
+        processors = min(max(1, -int(-limits.cpus // 1)), os.cpu_count() or 1)
+        return Shape(accel.qemu, accel.version, accel.name, -(-wanted // step) * step, processors)
+
+    async def attach(self, handle: str) -> AgentSandbox:
+        if (sandbox := self._open.get(handle)) is not None:
+            return sandbox
+        state = self._state_of(handle)
+        if state is None or not _lives(state):
+            raise SandboxGone(f"sandbox {shown(handle)} is unknown here")
+        return await self._attached(handle, state)
+
+    async def _attached(self, handle: str, state: Mapping[str, Any]) -> AgentSandbox:
+        lease_s = LEASE_S if state["owner"] == Owner.RUN else None
+        reach = Reach(opener(self._machines / handle), bytes.fromhex(state["secret"]))
+        enforced, timeout_ms = state["enforced"], state["timeout_ms"]
+        sandbox = AgentSandbox(
+            reach, handle, enforced, timeout_ms=timeout_ms, lease_s=lease_s, image=state["image"], gate=self._gate
+        )
+        try:
+            await _connect(sandbox)
+        except BaseException:
+            await sandbox.close()
+            raise
+        return self._open.setdefault(handle, sandbox)
+
+    async def survey(self) -> Sequence[Held]:
+        now = time.time()
+        return [
+            Held(handle, state["key"], Owner(state["owner"]), max(0.0, now - state["made"]))
+            for handle, state in self._states().items()
+        ]
+
+    async def destroy(self, handle: str) -> Usage:
+        if handle not in self._destroying:
+            task = self._destroying[handle] = asyncio.create_task(self._destroy(handle))
+            task.add_done_callback(lambda _: self._destroying.pop(handle))
+        return await asyncio.shield(self._destroying[handle])
+
+    async def _destroy(self, handle: str) -> Usage:
+        if not _HANDLE.fullmatch(handle) or not (place := self._machines / handle).is_dir():
+            return Usage()
+        state, sandbox, used = self._state_of(handle) or {}, self._open.pop(handle, None), Usage()
+        if sandbox is not None:
+            with suppress(SandboxFault):
+                used = await sandbox.end()
+            await sandbox.close()
+        if "pid" in state:
+            await machine.end(state["pid"], state["began"])
+        else:  # its server was killed at this moment
+            for pid in list(machine.processes_of(handle)):
+                await machine.end(pid, machine.began(pid))
+        await to_its_end(shutil.rmtree, place)
+        wall_ms = max(0.0, time.time() - state["made"]) * 1000 if state else None
+        return Usage(used.cpu_ms, used.peak_memory_bytes, wall_ms)
+
+    async def prepare(self, spec: SandboxSpec) -> None:
+        """Makes nothing ahead: the probe has made the usual snapshot."""
+
+    async def close(self) -> None:
+        for handle, sandbox in list(self._open.items()):
+            if (self._state_of(handle) or {}).get("owner") == Owner.TASK:
+                await sandbox.close()
+            else:
+                await self.destroy(handle)
+        self._open.clear()
+        self._snapshots.close()
+        if self._image is not None:
+            self._image.close()
+            self._image = None
+        self._probe = None
+
+    # state
+
+    def _states(self) -> dict[str, dict[str, Any]]:
+        names = [place.name for place in self._machines.iterdir()] if self._machines.is_dir() else []
+        found = {name: self._state_of(name) for name in names}
+        return {name: state for name, state in found.items() if state is not None}
+
+    def _state_of(self, handle: str) -> dict[str, Any] | None:
+        if not _HANDLE.fullmatch(handle):
+            return None
+        try:
+            found: dict[str, Any] = json.loads((self._machines / handle / _STATE).read_text())
+        except FileNotFoundError:
+            return None
+        return found
+
+    def _uid(self) -> int | None:
+        """Returns a user that no machine has; None where this server is not root."""
+        if os.geteuid() != 0:
+            return None
+        taken = {state.get("uid") for state in self._states().values()}
+        first, most = self._settings.uid_base, self._settings.uid_count
+        for _ in range(1000):
+            if (uid := first + secrets.randbelow(most)) not in taken:
+                return uid
+        raise SandboxFault("no user id is free for a machine; raise microvm.uid_count")
+
+
+async def _connect(sandbox: AgentSandbox) -> None:
+    """Opens the first channel. Under emulation an agent may take longer to begin than one hello may."""
+    for _ in range(_HELLOS - 1):
+        with suppress(ChannelLost):
+            await sandbox.connect()
+            return
+    await sandbox.connect()
+
+
+def _order(spec: SandboxSpec, secret: str, shape: Shape, archive: int) -> dict[str, Any]:
+    given = orders.order(spec, secret, f"{PLACE}/guest.pyz", shape.processors)
+    given["agent"]["lease_s"] = LEASE_S if spec.owner is Owner.RUN else None
+    return given | {"archive": archive}
+
+
+async def _ordered(place: Path, order: Mapping[str, Any], content: Any) -> dict[str, Any]:
+    """Gives a restored machine its entropy, order and content; returns what it tells of itself. Raises SandboxFault."""
+    try:
+        async with asyncio.timeout(_MADE_S):
+            reader, writer = await machine.connect(place, machine.ORDER)
+            try:
+                writer.write(seed_message() + json.dumps(order).encode() + b"\n")
+                await _told(reader)  # the line was taken, and nothing behind it
+                while data := await to_its_end(content.read, _READ) if order["archive"] else b"":
+                    writer.write(data)
+                    await writer.drain()
+                return await _told(reader)
+            finally:
+                writer.close()
+    except (OSError, EOFError, TimeoutError, ValueError) as error:
+        why = str(error) or type(error).__name__
+        raise SandboxFault(f"the machine does not take its order: {why}: {last_words(place)}"[:500]) from None
+
+
+async def _told(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """Returns a line of a machine, which is nobody's yet. Raises SandboxFault, EOFError, ValueError."""
+    line = await reader.readline()
+    if not line:
+        raise EOFError("it ended")
+    try:
+        told = parse_json(line[:_MOST_TOLD])
+    except BadJson as bad:
+        raise ValueError(str(bad)) from None
+    if not isinstance(told, dict):
+        raise ValueError("it tells nothing that we understand")
+    if "error" in told:
+        raise SandboxFault(f"the sandbox could not be made in its machine: {shown(told['error'])}")
+    return told
+
+
+def _lives(state: Mapping[str, Any]) -> bool:
+    return "pid" in state and machine.began(state["pid"]) == state["began"] != ""
+
+
+def _write_state(place: Path, state: Mapping[str, Any]) -> None:
+    part = place / "state.part"
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(state, file)
+    part.rename(place / _STATE)
+
+
+def _make(place: Place) -> MicrovmBackend:
+    limits = place.settings.limits.family.defaults
+    usual = place.run_dir.parent / USUAL
+    return MicrovmBackend(place.run_dir / "microvm", place.settings.microvm, usual, limits, place.plug)
+
+
+KIND = Kind(Nature(without=WITHOUT), _make)

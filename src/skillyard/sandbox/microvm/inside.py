@@ -1,0 +1,211 @@
+"""The first interpreter of a machine makes the sandbox and joins channels to its agent.
+
+It runs as root and process 1, started after the machine was given entropy of its own. The order comes on descriptor 0,
+then the content as an archive. The stage makes namespaces, limits and walls round the agent (that of the e2b backend,
+:mod:`skillyard.sandbox.e2b.stage`). Each port is one channel at a time: it begins with :data:`BANNER`, is closed when
+either end closes it, and is opened anew, which drops what was left on the way. The machine ends with its agent.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import json
+import os
+import select
+import signal
+import socket
+import sys
+
+from skillyard.sandbox.e2b import stage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+BANNER = b"skillyard channel\n"
+CHANNEL = "skillyard.channel"
+_PORTS = "/sys/class/virtio-ports"
+_BUSYBOX = "/run/machine/busybox"
+_PIECE = 64 * 1024
+_LOOK_MS = 500
+_MOST_ORDER = 16 << 20
+
+
+def main() -> NoReturn:
+    """Serves one sandbox, and ends the machine with it."""
+    try:
+        order = _order()
+        _content(int(order["archive"]))
+        stage.ROOT.mkdir(mode=0o755, exist_ok=True)
+        at = stage.ROOT / "order.json"
+        at.write_text(json.dumps(order))
+        told = stage.start(at) | stage.machine()
+        agent = os.pidfd_open(told["pid"])
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended children are nobody's
+        _tell(told)
+        _serve(agent)
+    except Exception as error:  # noqa: BLE001 - whatever fails is told, and ends the machine
+        _tell({"error": f"{type(error).__name__}: {error}"[:500]})
+    finally:
+        os.execv(_BUSYBOX, ["busybox", "poweroff", "-f"])
+
+
+def _order() -> dict[str, Any]:
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        # The archive follows, so no more than the line may be taken from the port; the host waits after it.
+        piece = os.read(0, _PIECE)
+        if not piece or len(line) > _MOST_ORDER:
+            raise ValueError("the order did not come whole")
+        line += piece
+    _tell({"taken": len(line)})
+    order = json.loads(line)
+    if not isinstance(order, dict):
+        raise ValueError("not an order")
+    return order
+
+
+def _content(size: int) -> None:
+    """Unpacks the content as it comes: each below the digest of it."""
+    into = stage.ROOT / "content"
+    into.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if not size:
+        return
+    import tarfile  # most sandboxes do not wait for it
+
+    with os.fdopen(os.dup(0), "rb") as source, tarfile.open(fileobj=_Bounded(source, size), mode="r|") as packed:
+        if hasattr(tarfile, "data_filter"):
+            packed.extraction_filter = staticmethod(tarfile.tar_filter)
+        packed.extractall(into)  # noqa: S202 - it is made by our server, of content that was checked
+
+
+class _Bounded(io.RawIOBase):
+    """The next bytes of a stream, and no more."""
+
+    def __init__(self, source: Any, size: int) -> None:
+        super().__init__()
+        self._source, self._left = source, size
+
+    def read(self, most: int = -1) -> bytes:
+        data: bytes = self._source.read(min(most, self._left))
+        self._left -= len(data)
+        return data
+
+
+def _tell(value: dict[str, Any]) -> None:
+    data = json.dumps(value).encode() + b"\n"
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def _serve(agent: int) -> None:
+    """Joins ports and agent until the agent has ended."""
+    poll = select.poll()
+    poll.register(agent, select.POLLIN)
+    wake, waker = os.pipe()
+    for end in (wake, waker):
+        os.set_blocking(end, False)
+    poll.register(wake, select.POLLIN)
+    signal.signal(signal.SIGIO, lambda *_: None)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    os.nice(-10)  # programs that take all of the processors do not stop the channels
+    joints = [_Joint(poll, f"/dev/{name}") for name in sorted(os.listdir(_PORTS)) if _is_channel(name)]
+    while True:
+        ready = dict(poll.poll(_LOOK_MS))
+        if agent in ready:
+            return
+        if wake in ready:
+            os.read(wake, 4096)
+        for joint in joints:
+            joint.work(ready)
+
+
+def _is_channel(name: str) -> bool:
+    with open(f"{_PORTS}/{name}/name", encoding="ascii") as file:
+        return file.read().startswith(CHANNEL)
+
+
+class _Joint:
+    """One port and its connection to the agent.
+
+    A port without a host is always readable, so it is not polled: a signal tells when that changes.
+    """
+
+    def __init__(self, poll: select.poll, path: str) -> None:
+        self._poll, self._path = poll, path
+        self._agent: socket.socket | None = None
+        self._ways: dict[int, bytearray] = {}
+        self._open()
+
+    def _open(self) -> None:
+        self._port = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        fcntl.fcntl(self._port, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(self._port, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+
+    def work(self, ready: dict[int, int]) -> None:
+        """Passes on what can be, or looks whether there is a host by now."""
+        if self._agent is None:
+            self._begin()
+        else:
+            try:
+                self._pass(self._agent.fileno(), ready)
+            except OSError:
+                self._close()
+
+    def _begin(self) -> None:
+        look = select.poll()
+        look.register(self._port, select.POLLOUT)
+        if any(events & select.POLLHUP for _, events in look.poll(0)):
+            return
+        agent = socket.socket(socket.AF_UNIX)
+        try:
+            agent.connect(str(stage.SOCKET))
+            os.write(self._port, BANNER)
+        except OSError:
+            agent.close()
+            return
+        agent.setblocking(False)
+        fcntl.fcntl(self._port, fcntl.F_SETFL, os.O_NONBLOCK)
+        self._agent = agent
+        self._ways = {self._port: bytearray(), agent.fileno(): bytearray()}
+        self._watch()
+
+    def _pass(self, agent: int, ready: dict[int, int]) -> None:
+        """Raises OSError where either end is closed."""
+        if ready.get(self._port, 0) & select.POLLHUP:
+            raise OSError(errno.EPIPE, "the host is gone")
+        for source, target in ((self._port, agent), (agent, self._port)):
+            held = self._ways[target]
+            try:
+                if not held and ready.get(source, 0):
+                    data = os.read(source, _PIECE)
+                    if not data:
+                        raise OSError(errno.EPIPE, "the end")
+                    held += data
+                while held:
+                    del held[: os.write(target, held)]
+            except BlockingIOError:
+                continue
+        self._watch()
+
+    def _watch(self) -> None:
+        assert self._agent is not None
+        agent = self._agent.fileno()
+        for source, target in ((self._port, agent), (agent, self._port)):
+            mask = (0 if self._ways[target] else select.POLLIN) | (select.POLLOUT if self._ways[source] else 0)
+            self._poll.register(source, mask)
+
+    def _close(self) -> None:
+        assert self._agent is not None
+        for end in self._ways:
+            self._poll.unregister(end)
+        self._agent.close()
+        self._agent = None
+        os.close(self._port)
+        self._open()
+
+
+if __name__ == "__main__":
+    sys.exit(2)

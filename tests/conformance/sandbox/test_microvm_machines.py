@@ -1,0 +1,197 @@
+"""Machines of QEMU: their walls on the host, what a snapshot gives each, and what is left when something is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skillyard.domain.errors import SandboxGone
+from skillyard.domain.sandbox.spec import Argv, Owner, SandboxSpec, Stream
+from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.record import Outcome
+from skillyard.ports.sandbox import Process, Sandbox
+from skillyard.sandbox.microvm import machine
+from skillyard.sandbox.microvm.backend import MicrovmBackend
+from skillyard.sandbox.microvm.probe import WITHOUT
+from tests.conformance.sandbox import microvm_ground
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
+ROOT = Path(__file__).parents[3]
+BOUND_S = 120.0
+LIMITS = Limits(memory_mb=64, disk_mb=32, pids=32, timeout_ms=120_000)
+WAITS = "import sys; print('begun', flush=True); print(sys.stdin.readline(), end='')"
+TELLS = """
+import json, os, time
+print(json.dumps({"time": time.time(), "random": os.urandom(16).hex(), "hash": hash("text"), "page": id(object()),
+                  "boot": open("/proc/sys/kernel/random/boot_id").read()}))
+"""
+
+SERVER = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from skillyard.domain.sandbox.spec import Owner
+from tests.conformance.sandbox.test_microvm_machines import begun, opened
+
+async def main(base: Path, image: Path) -> None:
+    backend = opened(base, image)
+    for owner in Owner:
+        await begun(backend, owner)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
+"""
+
+
+def opened(base: Path, image: Path) -> MicrovmBackend:
+    return MicrovmBackend(base, microvm_ground.SETTINGS, image, LIMITS)
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return microvm_ground.image(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state of all backends here, so that they share a snapshot."""
+    return tmp_path_factory.mktemp("microvm")
+
+
+@pytest.fixture
+async def backend(base: Path, image: Path) -> AsyncIterator[MicrovmBackend]:
+    backend = opened(base, image)
+    yield backend
+    for held in await backend.survey():
+        await backend.destroy(held.handle)
+    await backend.close()
+    assert [*(base / "machines").iterdir()] == []
+
+
+def spec(owner: Owner = Owner.RUN) -> SandboxSpec:
+    return SandboxSpec(limits=LIMITS, owner=owner, allow_degraded=WITHOUT)
+
+
+async def begun(backend: MicrovmBackend, owner: Owner) -> tuple[str, Process]:
+    """A program that waits for a line, in a machine of its own."""
+    sandbox = await backend.create(spec(owner), owner.value)
+    process = await sandbox.start(Argv(("python3", "-I", "-c", WAITS), stdin=True), id="one")
+    await anext(process.output(Stream.STDOUT))
+    return sandbox.handle, process
+
+
+async def told(sandbox: Sandbox) -> dict[str, Any]:
+    process = await sandbox.start(Argv(("python3", "-I", "-c", TELLS)), id="tells")
+    found: dict[str, Any] = json.loads(b"".join([data async for data in process.output(Stream.STDOUT)]))
+    return found
+
+
+def state_of(base: Path, handle: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((base / "machines" / handle / "state.json").read_text())
+    return found
+
+
+async def test_a_killed_server_loses_no_task_and_leaves_no_run(
+    backend: MicrovmBackend, base: Path, image: Path
+) -> None:
+    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVER, str(base), str(image), cwd=ROOT)
+    async with asyncio.timeout(2 * BOUND_S):
+        assert await killed.wait() == -signal.SIGKILL
+    ended = time.monotonic()
+    held = {one.key: one for one in await backend.survey()}
+    assert {key: one.owner for key, one in held.items()} == {owner.value: owner for owner in Owner}
+    run = state_of(base, held["run"].handle)
+    while machine.began(run["pid"]) == run["began"]:
+        assert time.monotonic() < ended + 10.0, "the machine of a run outlived its server"
+        await asyncio.sleep(0.05)
+    with pytest.raises(SandboxGone):
+        await backend.attach(held["run"].handle)
+    process = await (await backend.attach(held["task"].handle)).process("one")
+    async with asyncio.timeout(BOUND_S):
+        await process.send(b"went on\n")
+        assert b"".join([data async for data in process.output(Stream.STDOUT)]) == b"begun\nwent on\n"
+        assert (await process.wait()).code == 0
+
+
+async def test_a_machine_that_is_killed_is_lost(backend: MicrovmBackend, base: Path) -> None:
+    handle, process = await begun(backend, Owner.RUN)
+    os.kill(state_of(base, handle)["pid"], signal.SIGKILL)
+    async with asyncio.timeout(BOUND_S):
+        assert (await process.wait()).outcome is Outcome.LOST
+    await backend.destroy(handle)
+    assert await backend.survey() == []
+    assert [*machine.processes_of(handle)] == []
+
+
+async def test_qemu_has_no_privilege_no_network_and_a_user_of_its_own(backend: MicrovmBackend, base: Path) -> None:
+    uids = set()
+    for key in ("one", "two"):
+        sandbox = await backend.create(spec(), key)
+        pid = state_of(base, sandbox.handle)["pid"]
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        uids.add(status["Uid"])
+        assert status["NoNewPrivs"] == "1"
+        assert status["Seccomp"] == "2"
+        assert {int(status[name], 16) for name in ("CapEff", "CapPrm", "CapInh", "CapAmb")} == {0}
+        for space in ("net", "ipc"):
+            assert os.readlink(f"/proc/{pid}/ns/{space}") != os.readlink(f"/proc/self/ns/{space}")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        assert not any(word in (b"-netdev", b"-nic", b"-net", b"-mon", b"-monitor", b"-fsdev") for word in words)
+        assert words[words.index(b"-sandbox") + 1].decode() == machine.SANDBOX
+        if os.geteuid() == 0:
+            assert {*status["Uid"].split(), *status["Gid"].split()} == {status["Uid"].split()[0]}
+            assert int(status["CapBnd"], 16) == 0
+            assert status.get("Groups", "").split() == []
+    if os.geteuid() == 0:
+        assert len(uids) == 2
+        assert not any("0" in uid.split() for uid in uids)
+
+
+async def test_restored_machines_share_no_randomness_and_know_the_time(backend: MicrovmBackend) -> None:
+    before = time.time()
+    first, second = [await told(await backend.create(spec(), key)) for key in ("one", "two")]
+    after = time.time()
+    for name in ("random", "hash", "boot", "page"):
+        assert first[name] != second[name], name
+    assert before - 1 <= first["time"] <= second["time"] <= after + 1
+
+
+async def test_a_snapshot_that_was_changed_is_made_anew(backend: MicrovmBackend, base: Path, image: Path) -> None:
+    await backend.create(spec(), "one")
+    (state,) = (base / "snapshots").glob("*/state")
+    before = state.stat().st_ino
+    state.chmod(0o600)
+    with state.open("r+b") as file:
+        file.seek(1 << 20)
+        file.write(b"other")
+    again = opened(base, image)
+    try:
+        await again.create(spec(), "two")
+        (state,) = (base / "snapshots").glob("*/state")
+        assert state.stat().st_ino != before
+        assert state.stat().st_mode & 0o777 == 0o400
+    finally:
+        await again.close()
+
+
+@pytest.mark.long
+async def test_kvm_counts_when_a_guest_answered(base: Path, image: Path, tmp_path: Path) -> None:
+    settings = microvm_ground.SETTINGS.model_copy(update={"accel": "auto"})
+    backend = MicrovmBackend(tmp_path, settings, image, LIMITS)
+    probe = await backend.probe()
+    await backend.close()
+    assert probe.ready, probe.facts
+    ordered = MicrovmBackend(tmp_path, settings.model_copy(update={"accel": "kvm"}), image, LIMITS)
+    kvm = await ordered.probe()
+    await ordered.close()
+    assert kvm.ready == (probe.facts["accel"] == "kvm")
+    assert kvm.ready or "cannot be used" in kvm.facts["why"]
