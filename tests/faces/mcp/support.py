@@ -16,6 +16,7 @@ from skillyard.faces.mcp.changes import Changes
 from skillyard.faces.mcp.following import Following, LogLevels
 from skillyard.faces.mcp.resources import ResourceFace
 from skillyard.faces.mcp.server import Parts, server_of
+from skillyard.faces.mcp.servers import ServerFace
 from skillyard.faces.mcp.skills import SkillFace
 from skillyard.faces.mcp.tasks import TaskFace
 from skillyard.faces.news import News
@@ -100,6 +101,7 @@ def server(
             Approvals(callers, ask=False),
             TaskFace(callers, lambda: cast("Any", told), answer, None),
             Changes(revision, 10),
+            ServerFace(callers, bool(settings.servers)),
         )
     )
 

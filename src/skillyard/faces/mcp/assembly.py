@@ -14,6 +14,7 @@ from skillyard.faces.mcp.changes import Changes
 from skillyard.faces.mcp.following import Following, LogLevels
 from skillyard.faces.mcp.resources import ResourceFace
 from skillyard.faces.mcp.server import Parts, result_of
+from skillyard.faces.mcp.servers import ServerFace
 from skillyard.faces.mcp.skills import SkillFace
 from skillyard.faces.mcp.tasks import TaskFace
 from skillyard.faces.news import News
@@ -47,4 +48,5 @@ def parts_of(runtime: Runtime, callers: Callers, news: News) -> Parts:
         Approvals(callers, settings.mcp.approvals == "ask"),
         TaskFace(callers, lambda: runtime.app.history, answer, settings.records.ttl_s),
         changes,
+        ServerFace(callers, bool(settings.mcp.servers)),
     )

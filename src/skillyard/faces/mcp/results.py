@@ -50,6 +50,12 @@ async def result_of(value: Mapping[str, Any], *, runs: bool, revision: str, read
     return CallToolResult(content=content, structured_content=dict(value), is_error=failed)
 
 
+def failed(value: Mapping[str, Any]) -> CallToolResult:
+    """Returns the result for a run that failed, with its run object."""
+    text = TextContent(type="text", text=dumps(value).decode())
+    return CallToolResult(content=[text], structured_content=dict(value), is_error=True)
+
+
 def refusal_of(error: Exception) -> CallToolResult:
     """Returns the result for a call that was refused: the model reads the reason."""
     told = error_object(error)

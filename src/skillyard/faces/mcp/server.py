@@ -39,6 +39,7 @@ from skillyard.faces.mcp.caller import Callers, Context
 from skillyard.faces.mcp.changes import Changes
 from skillyard.faces.mcp.following import Following, LogLevels
 from skillyard.faces.mcp.resources import ResourceFace
+from skillyard.faces.mcp.servers import ServerFace
 from skillyard.faces.mcp.skills import SkillFace, UriParams
 from skillyard.faces.mcp.tasks import TaskFace, TaskParams
 from skillyard.faces.rpc.wire import CallerGone
@@ -68,6 +69,7 @@ class Parts:
     approvals: Approvals
     tasks: TaskFace
     changes: Changes
+    servers: ServerFace
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +83,16 @@ class ToolFace:
         methods = tools.offered(settings, self.parts.callers.principal_of(context))
         listed = [tools.tool_of(each, settings.tool_names) for each in methods.values()]
         listed += [await face.tool(context, name, row) for name, row in (await face.tools(context)).items()]
+        listed += await self.parts.servers.tools(context, [tool.name for tool in listed])
         return ListToolsResult(tools=listed)
 
     async def call(
         self, context: Context, params: CallToolRequestParams
     ) -> CallToolResult | InputRequiredResult | dict[str, Any]:
-        method, asked = await self._asked(context, params)
         try:
+            if (row := await self._of_server(context, params.name)) is not None:
+                return await self.parts.servers.call(context, row, params.arguments or {})
+            method, asked = await self._asked(context, params)
             given = params.input_responses or {}
             question = await self.parts.approvals.settle(context, method.name, asked, given, params.request_state)
             if question is not None:
@@ -99,6 +104,11 @@ class ToolFace:
             raise
         except Exception as error:  # noqa: BLE001 - it is logged, and told by an incident alone
             return results.refusal_of(error)
+
+    async def _of_server(self, context: Context, name: str) -> Mapping[str, Any] | None:
+        """Returns the tool of an MCP server that is called. Tools of ours go before those of others."""
+        row = await self.parts.servers.find(context, name)
+        return None if row is None or name in await self.parts.skills.tools(context) else row
 
     async def _asked(self, context: Context, params: CallToolRequestParams) -> tuple[Method[Any], dict[str, Any]]:
         """Returns the method of a call and its parameters. Raises MCPError for a tool that is not offered."""
