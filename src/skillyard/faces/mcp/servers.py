@@ -1,4 +1,4 @@
-"""Offers the tools of MCP servers behind the gateway, each under its own name (`docs/mcp-gateway.md`)."""
+"""Offers the tools of MCP servers behind the gateway (`docs/mcp-gateway.md`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ServerFace:
     any: bool
 
     async def tools(self, context: Context, taken: Iterable[str] = ()) -> list[Tool]:
-        """Returns the approved tools that the caller may call, without those whose name is ``taken``."""
+        """Returns the approved tools that the caller may call, but those of ``taken`` names."""
         names = set(taken)
         rows = [row for row in await self._rows(context) if row["name"] not in names]
         found = [_tool(row, context.protocol_version) for row in rows]
@@ -41,7 +41,7 @@ class ServerFace:
         return next((row for row in await self._rows(context) if row["name"] == name), None)
 
     async def call(self, context: Context, row: Mapping[str, Any], arguments: Mapping[str, Any]) -> CallToolResult:
-        """Returns what a tool answered, as data; a call that failed without an answer is an error with its run."""
+        """Returns what a tool answered; a call without an answer is an error with its run."""
         params = {"server": row["server"], "tool": row["tool"], "arguments": dict(arguments)}
         value = await self.callers.call(context, _CALL, params)
         if "content" not in value:
