@@ -293,6 +293,11 @@ class Remote(Protocol):
 class Networked(Protocol):
     """A sandbox whose network can be given and changed while programs run in it."""
 
+    @property
+    def proxy_port(self) -> int:
+        """Returns the port of the loopback inside at which proxy clients find the gate."""
+        ...
+
     async def plug(self, egress: Egress) -> None:
         """Listens on the ports of ``egress`` and hands them to the gate.
 

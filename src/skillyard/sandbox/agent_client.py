@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from skillyard.domain.errors import InvalidInput, OutputDropped, ProtectionMissing, SandboxFault, SandboxGone, shown
-from skillyard.domain.network.session import Egress
+from skillyard.domain.network.session import PROXY_PORT, Egress
 from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, AtCap, Guest, Program, Stream, StreamLimits, encode_request
 from skillyard.domain.work.record import Ending, Outcome, Usage
 from skillyard.ports.gate import Plug
@@ -153,7 +153,7 @@ class AgentSandbox(FilesOfSandbox):
 
     ``timeout_ms`` is the deadline of programs that are given none. With ``lease_s`` the agent's lease is renewed for as
     long as this object is open. ``image`` is the digest of the image that it was made of, where that is known.
-    ``gate`` is where its programs find a network, once it is plugged in.
+    ``gate`` is where its programs find a network, once it is plugged in; they find it at ``proxy_port``.
     """
 
     def __init__(
@@ -166,13 +166,15 @@ class AgentSandbox(FilesOfSandbox):
         lease_s: float | None = None,
         image: str = "",
         gate: Plug | None = None,
+        proxy_port: int = PROXY_PORT,
     ) -> None:
         self.handle = handle
         self.image = image
         self.enforced = dict(enforced)
         self.timeout_ms = timeout_ms
         self._link = _Link(reach, handle, lease_s)
-        self.way_out = WayOut(self._link, gate)
+        self.way_out = WayOut(self._link, gate, proxy_port)
+        self.proxy_port = proxy_port
         self._processes: dict[str, AgentProcess] = {}
 
     @property

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from skillyard.domain.errors import GateFault, SandboxFault, SandboxGone
-from skillyard.domain.network.session import PROXY_PORT, Egress, Endpoint
+from skillyard.domain.network.session import Egress, Endpoint
 from skillyard.domain.sandbox.guarantees import Level, Protection
 from skillyard.domain.sandbox.spec import Argv, Stream
 from skillyard.guest.agent import wire
@@ -56,10 +56,12 @@ class Channels(Protocol):
 
 
 class WayOut:
-    """Carries the connections of one sandbox. ``gate`` is None where the server has none."""
+    """Carries the connections of one sandbox to ``port`` of its loopback.
 
-    def __init__(self, channels: Channels, gate: Plug | None) -> None:
-        self._channels, self._gate = channels, gate
+    ``gate`` is None where the server has none."""
+
+    def __init__(self, channels: Channels, gate: Plug | None, port: int) -> None:
+        self._channels, self._gate, self._port = channels, gate, port
         self._endpoint: Endpoint | None = None
         self._task: asyncio.Task[None] | None = None
         self._plugging = asyncio.Lock()
@@ -85,11 +87,11 @@ class WayOut:
         if self._gate is None:
             return Protection(Level.MISSING, why=NO_GATE)
         try:
-            exchange = (await self._listening()).accept(PROXY_PORT, WINDOW)
+            exchange = (await self._listening()).accept(self._port, WINDOW)
         except GateFault as fault:
             return Protection(Level.MISSING, why=fault.message)
         try:
-            program = Argv(("python3", "-I", "-S", "-c", _LOOK, str(PROXY_PORT)), cwd="/")
+            program = Argv(("python3", "-I", "-S", "-c", _LOOK, str(self._port)), cwd="/")
             process = await sandbox.start(program, id="look-out", timeout_ms=_LOOK_MS)
             async with asyncio.timeout(_LOOK_MS / 1000):
                 async for piece in exchange.pieces():
@@ -110,7 +112,7 @@ class WayOut:
         if channel.version < wire.WITH_A_WAY_OUT:
             raise GateFault("the sandbox's agent is of an earlier release, which has no way out")
         try:
-            await channel.call("listen", {"port": PROXY_PORT})
+            await channel.call("listen", {"port": self._port})
         except AgentRefused as refused:
             raise GateFault(f"the sandbox has no way out: {refused}") from None
         return channel
@@ -168,7 +170,7 @@ class WayOut:
     async def _carry(self, channel: Channel) -> None:
         """Waits for one connection and carries it to its end. Raises nothing."""
         with suppress(ChannelLost):
-            exchange = channel.accept(PROXY_PORT, WINDOW)
+            exchange = channel.accept(self._port, WINDOW)
             try:
                 pieces = exchange.pieces()
                 if await anext(pieces, None) != b"":

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from skillyard.config.srt import SrtSettings
+from skillyard.ports.gate import Plug
 from skillyard.sandbox.srt.backend import SrtBackend
 
 
@@ -17,9 +18,9 @@ def settings(**changes: object) -> SrtSettings:
     return SrtSettings(command=os.environ.get("SKILLYARD_SRT__COMMAND", "")).changed(**changes)
 
 
-def backend(base: Path, **changes: object) -> SrtBackend:
+def backend(base: Path, gate: Plug | None = None, /, **changes: object) -> SrtBackend:
     """Returns a backend whose run directories are below ``base``."""
-    return SrtBackend(base, settings(**changes))
+    return SrtBackend(base, settings(**changes), gate=gate)
 
 
 @cache

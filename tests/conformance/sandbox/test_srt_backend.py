@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground
+from skillyard.testing.twin_gate import TwinGate
 from tests.conformance.sandbox import srt_ground
 from tests.conformance.sandbox.conftest import Hold
 
@@ -45,6 +46,7 @@ lifecycle-create_at_once_with_one_key_makes_one
 endings-signal_is_told endings-kill_ends_the_whole_tree endings-usage_is_told
 mounts-mounts_cannot_be_changed
 content-opened_tree_is_shown content-packages_can_be_imported
+egress-proxy_clients_find_the_gate_and_nobody_elses egress-the_trusted_certificates_are_its_own
 guest-skills_and_blobs_are_read
 survival-task_goes_on_without_its_server
 limits-memory_hog_of_many_ends_as_memory limits-cpu
@@ -64,14 +66,16 @@ def _promises() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
     base, other = tmp_path_factory.mktemp("srt"), tmp_path_factory.mktemp("other")
-    backend = srt_ground.backend(base)
+    gate = TwinGate()
+    backend = srt_ground.backend(base, gate)
 
     async def reopen() -> Any:
-        return srt_ground.backend(other)
+        return srt_ground.backend(other, gate)
 
     scratch = tmp_path_factory.mktemp("scratch")
-    yield Ground(backend, scratch, hidden=(base,), reopen=reopen, patience=3.0, keeps_bounding_set=True)
+    yield Ground(backend, scratch, hidden=(base,), reopen=reopen, patience=3.0, keeps_bounding_set=True, gate=gate)
     await backend.close()
+    await gate.close()
     assert [*base.glob("srt-*"), *other.glob("srt-*")] == []
 
 

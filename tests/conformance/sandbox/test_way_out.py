@@ -17,7 +17,9 @@ from skillyard import SyncRuntime
 from skillyard.client.run import Run
 from skillyard.config.settings import load_settings
 from skillyard.data_dir import DataDir
+from skillyard.domain.network.session import PROXY_PORT
 from skillyard.sandbox.e2b.provider import KEY_PROJECT, KEY_SKILL
+from skillyard.sandbox.srt import stage
 from tests.bundles import action
 from tests.conformance.gate.programs.package_index import WHEEL, wheel
 from tests.conformance.gate.programs.world import World
@@ -155,6 +157,7 @@ class Place:
     world: World
     runtime: SyncRuntime
     value: str
+    isolation: str
 
     def run(self, **more: Any) -> Run:
         world, head, tail = self.world, self.value[:-12], self.value[-12:]
@@ -206,7 +209,7 @@ def place(request: pytest.FixtureRequest, world: World, tmp_path_factory: pytest
             runtime.call("secrets.set", {"name": "E2B_API_KEY", "value": API_KEY, **own})
         policy = {"isolation": request.param, "isolations": ["native"]}
         with SyncRuntime(settings=load_settings(**common, **settings, policy=policy)) as runtime:
-            yield Place(world, runtime, value)
+            yield Place(world, runtime, value, request.param)
 
 
 def _write_skill(skills: Path, world: World) -> None:
@@ -255,12 +258,13 @@ def test_everything_else_stays_closed(place: Place) -> None:
 
 
 def test_a_run_without_a_network_has_no_way_out(place: Place) -> None:
+    port = stage.PROXY_PORT if place.isolation == "srt" else PROXY_PORT
     code = (
         "import os, socket\n"
         "def main(args):\n"
-        "    try: socket.create_connection(('127.0.0.1', 3128), 3)\n"
+        "    try: socket.create_connection(('127.0.0.1', args['port']), 3)\n"
         "    except OSError as error: return {'met': type(error).__name__, 'env': os.environ.get('HTTPS_PROXY')}\n"
         "    return {'met': 'somebody'}\n"
     )
-    run = place.runtime.run_code(code, {}, limits=LIMITS)
+    run = place.runtime.run_code(code, {"port": port}, limits=LIMITS)
     assert run.output == {"met": "ConnectionRefusedError", "env": None}, dict(run.raw)

@@ -125,7 +125,7 @@ class Rig:
     def with_network(self, **network: Any) -> FakeGate:
         """Another engine over the same stores, with a gate that the backend can be plugged into."""
         gate = self.gate = FakeGate()
-        self.backend.abilities = {"egress": Protection(Level.KERNEL, by="a fake")}
+        self.backend.abilities = dict.fromkeys(("egress", "direct"), Protection(Level.KERNEL, by="a fake"))
         self.extra["probe"] = replace(self.extra["probe"], abilities=self.backend.abilities)
         self.configure(network=NetworkSettings(**network))
         return gate

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from skillyard.engine.backends import Offer
 
 SKILL, CODE, REQUEST = "skill", "code", "request"
-EGRESS = "egress"
+EGRESS, DIRECT = "egress", "direct"
+_BY_PROXY = Protection(
+    Level.MISSING, why="the gate is found there through a proxy alone", mend="use the isolation 'native'"
+)
 _SHOWN = 8
 _CONSENT = "and the operator has not consented to that (network.open)"
 
@@ -105,8 +108,12 @@ def _own_rules(
 
 
 def check_offer(offer: Offer, has_gate: bool, what: Policy | str) -> None:
-    """Raises Refused when the run's backend has no way out but none at all, or there is no gate."""
+    """Raises Refused when the run's backend cannot give it a network, or there is no gate.
+
+    ``what`` is the policy, or names another use of the gate, which takes more than a proxy."""
     able = ability(offer, has_gate)
+    if isinstance(what, str) and able.level is not Level.MISSING:
+        able = offer.probe.abilities.get(DIRECT, _BY_PROXY)
     if able.level is Level.MISSING:
         said = "; ".join(filter(None, (able.why, able.mend)))
         needs = f"the run needs the network ({what if isinstance(what, str) else listed(what.layers[1].rules)})"

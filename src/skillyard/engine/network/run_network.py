@@ -13,12 +13,14 @@ from skillyard.domain.network.policy import OPERATOR, PROFILE, Layer, Policy
 from skillyard.domain.network.rule import Rule
 from skillyard.domain.network.session import (
     MOST_REASON,
+    PROXY_PORT,
     TOOLS_PORT,
     Connection,
     Egress,
     EgressPlan,
     NetworkLog,
     ports_of,
+    proxy_env,
 )
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.engine.network.grant import layers_of
@@ -147,7 +149,7 @@ class RunNetwork:
             if reused:
                 self._ports = None
             await self._take(session, sandbox)
-        return {**guest, "env": {**session.env, **guest["env"]}}
+        return {**guest, "env": {**_env(session, sandbox), **guest["env"]}}
 
     def _wanted_ports(self) -> tuple[int, ...]:
         """Returns the ports that the sandbox is to listen on, with the one for calls of tools."""
@@ -282,6 +284,13 @@ def first_record(policy: Policy) -> dict[str, Any]:
     """Returns what a record says before anything was tried: what is left of a run that is lost. ``complete`` says that
     nothing can be missing of ``connections``. Of a policy that was changed, ``in_force`` are the layers since."""
     return {"layers": layers_of(policy), "changes": [], "connections": [], "dropped": 0, "complete": False}
+
+
+def _env(session: GateSession, sandbox: Sandbox) -> Mapping[str, str]:
+    """Returns the variables by which programs of a sandbox find the gate."""
+    if not isinstance(sandbox, Networked) or sandbox.proxy_port == PROXY_PORT:
+        return session.env
+    return {**session.env, **proxy_env(f"http://127.0.0.1:{sandbox.proxy_port}")}
 
 
 async def _bounded(work: Awaitable[T]) -> T:

@@ -275,6 +275,8 @@ def listen(egress: Egress) -> dict[str, Any]:
 
 
 class PluggedSandbox(NativeSandbox):
+    proxy_port = PROXY_PORT
+
     def __init__(self, link: Link, handle: str, enforced: dict[str, str], plug: Plug) -> None:
         super().__init__(link, handle, enforced)
         self._plug = plug

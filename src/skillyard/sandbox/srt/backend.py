@@ -22,11 +22,12 @@ from weakref import WeakValueDictionary
 from skillyard.config.backends import NativeSettings
 from skillyard.config.srt import SrtSettings
 from skillyard.domain.errors import SandboxFault, SandboxGone, SkillyardError
-from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
+from skillyard.domain.sandbox.guarantees import Demand, Level, Nature, Probe
 from skillyard.domain.sandbox.spec import Held, Owner, SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Usage
-from skillyard.sandbox.agent_client import AgentSandbox, Reach
+from skillyard.ports.gate import Plug
+from skillyard.sandbox.agent_client import AgentSandbox, Reach, plugged
 from skillyard.sandbox.content import ContentCache
 from skillyard.sandbox.native.probe import look_inside
 from skillyard.sandbox.registry import Kind, Place
@@ -43,7 +44,14 @@ class SrtBackend:
 
     name = NAME
 
-    def __init__(self, run_dir: Path, ours: SrtSettings | None = None, native: NativeSettings | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        ours: SrtSettings | None = None,
+        native: NativeSettings | None = None,
+        gate: Plug | None = None,
+    ) -> None:
+        self._gate = gate
         self._ours, native = ours or SrtSettings(), native or NativeSettings()
         self._root = self._ours.local_root or run_dir
         self._uids = (native.uid_base + native.uid_count, native.uid_count)
@@ -76,16 +84,17 @@ class SrtBackend:
             with closing(socket.create_server(("127.0.0.1", 0))) as listener, tempfile.NamedTemporaryFile() as canary:
                 Path(canary.name).chmod(0o644)
                 words = (str(listener.getsockname()[1]), canary.name, str(os.getpid()))
-                spec = SandboxSpec(limits=_LOOK_LIMITS, single=True)
+                spec = SandboxSpec(limits=_LOOK_LIMITS)
                 sandbox = await self._make(spec, f"probe-{secrets.token_hex(8)}", {})
                 try:
                     seen = await look_inside(sandbox, LOOK, *words, bound_ms=_LOOK_LIMITS.timeout_ms)
                     limits = {
                         name: self._bounds.lacking(kind) for name, kind in (("memory", "memory"), ("cpus", "cpu"))
                     }
+                    egress = await sandbox.way_out.look(sandbox, Level.SUPERVISED)
                 finally:
                     await self.destroy(sandbox.handle)
-            return judge(seen, os.geteuid() == 0, _LOOK_LIMITS.disk_mb << 20, facts, limits)
+            return judge(seen, os.geteuid() == 0, _LOOK_LIMITS.disk_mb << 20, facts, limits, egress)
         except SkillyardError as error:
             return absent(error.message, facts)
         except (LookupError, TypeError, ValueError, OSError) as error:
@@ -105,9 +114,10 @@ class SrtBackend:
         async with self._creating.setdefault(key, asyncio.Lock()):
             for handle, state in run.states(self._root).items():
                 if state["key"] == key and handle not in self._destroying:
-                    return await self.attach(handle)
+                    return await plugged(await self.attach(handle), spec.egress, self.destroy)
             async with self._content.placed(spec, key) as placed:
-                return await self._make(placed, key, probe.enforced())
+                sandbox = await self._make(placed, key, probe.enforced())
+            return await plugged(sandbox, spec.egress, self.destroy)
 
     async def _make(self, spec: SandboxSpec, key: str, enforced: dict[str, str]) -> AgentSandbox:
         handle = f"{run.PREFIX}{secrets.token_hex(8)}"
@@ -139,7 +149,15 @@ class SrtBackend:
         place = self._root / handle
         reach = Reach(run.opener(place), bytes.fromhex(state["secret"]))
         lease_s = run.LEASE_S if state["owner"] == Owner.RUN else None
-        sandbox = AgentSandbox(reach, handle, state["enforced"], timeout_ms=state["timeout_ms"], lease_s=lease_s)
+        sandbox = AgentSandbox(
+            reach,
+            handle,
+            state["enforced"],
+            timeout_ms=state["timeout_ms"],
+            lease_s=lease_s,
+            gate=self._gate,
+            proxy_port=stage.PROXY_PORT,
+        )
         try:
             await sandbox.connect()
         except SandboxGone:
@@ -213,7 +231,7 @@ async def _remove(place: Path) -> None:
 
 
 def _make(place: Place) -> SrtBackend:
-    return SrtBackend(place.run_dir / NAME, place.settings.srt, place.settings.native)
+    return SrtBackend(place.run_dir / NAME, place.settings.srt, place.settings.native, place.plug)
 
 
-KIND = Kind(Nature(without=WITHOUT, network=False), _make)
+KIND = Kind(Nature(without=WITHOUT), _make)

@@ -53,16 +53,18 @@ _GAPS = {
     "disk": "the size of a tmpfs bounds the bytes of files, and nothing bounds their number",
 }
 _ABILITIES = {
-    "egress": Protection(
-        Level.MISSING, why="its proxy alone leads out of srt, and the gate is not behind it yet", mend=_NATIVE
-    ),
     "forwarding": Protection(Level.SUPERVISED, by="the agent connects inside"),
     "keeping": Protection(Level.MISSING, why="the agent keeps no program when others are ended", mend=_NATIVE),
 }
 
 
 def judge(
-    seen: Mapping[str, Any], root: bool, disk_bytes: int, facts: Mapping[str, str], lacking: Mapping[str, str]
+    seen: Mapping[str, Any],
+    root: bool,
+    disk_bytes: int,
+    facts: Mapping[str, str],
+    lacking: Mapping[str, str],
+    egress: Protection,
 ) -> Probe:
     """Returns the probe from the output of :data:`LOOK`.
 
@@ -94,7 +96,7 @@ def judge(
     }
     found |= {name: _counted(why) for name, why in lacking.items()}
     found |= {name: Protection(Level.MISSING, why=why, mend=_NATIVE) for name, why in _GAPS.items()}
-    return Probe(NAME, True, found, {"kernel": _kernel(), **facts}, _ABILITIES)
+    return Probe(NAME, True, found, {"kernel": _kernel(), **facts}, {**_ABILITIES, "egress": egress})
 
 
 def absent(why: str, facts: Mapping[str, str]) -> Probe:

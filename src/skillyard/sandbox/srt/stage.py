@@ -20,6 +20,8 @@ from skillyard.sandbox.srt.tools import Tools
 
 INNER = 1000
 """The user id inside the stage, where the server is an ordinary user."""
+PROXY_PORT = 3130
+"""Where proxy clients find the gate: srt's own relays hold the usual port."""
 GUEST = "/run/srt/guest.pyz"
 SETTINGS = "/run/srt/settings.json"
 WRAPPER = "/run/srt/bwrap"

@@ -202,16 +202,16 @@ input()
 
 @egress.check("egress")
 async def connections_end_with_the_sandbox(ground: Ground) -> None:
-    source = f"""
-import socket
-peer = socket.create_connection(('127.0.0.1', {PROXY_PORT}), 5)
+    source = """
+import socket, sys
+peer = socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5)
 peer.recv(1)
 print('connected', flush=True)
 input()
 """
     async with _session(ground) as session:
         async with ground.sandbox(egress=Egress(session.id, PORTS)) as sandbox:
-            await until(await start(sandbox, python(source, stdin=True)), b"connected")
+            await until(await start(sandbox, python(source, _port(sandbox), stdin=True)), b"connected")
             expect(session.ended == 0, "a connection stays while its program does")
         await _until(lambda: session.ended == 1, "the gate sees that the sandbox is gone")
 
@@ -262,7 +262,7 @@ async def an_attached_sandbox_is_plugged_in_again(ground: Ground) -> None:
         try:
             sandbox = await after.attach(handle)
             await _networked(sandbox).plug(Egress(session.id, PORTS))
-            told = await look(sandbox, TALK, PROXY)
+            told = await look(sandbox, TALK, _proxy(sandbox))
         finally:
             await after.destroy(handle)
             await after.close()
@@ -299,7 +299,7 @@ async def ports_of_the_gate_are_not_forwarded(ground: Ground) -> None:
     direct = (await ground.backend.probe()).abilities.get("direct")
     others = () if direct is None or direct.level is Level.MISSING else (*PORTS, DNS_PORT)
     async with _plugged(ground) as (sandbox, _):
-        for port in (PROXY_PORT, *others):
+        for port in (_networked(sandbox).proxy_port, *others):
             try:
                 await (await sandbox.forward(port)).close()
             except InvalidInput:
@@ -341,7 +341,7 @@ async def what_is_not_offered_is_refused(ground: Ground) -> None:
 @egress.check("egress")
 async def proxy_clients_find_the_gate_and_nobody_elses(ground: Ground) -> None:
     async with _plugged(ground) as (one, first), _plugged(ground) as (other, second):
-        told = [*await look(one, TALK, PROXY, PROXY), *await look(other, TALK, PROXY)]
+        told = [*await look(one, TALK, _proxy(one), _proxy(one)), *await look(other, TALK, _proxy(other))]
     expect([said for said, _ in told] == [f"meant {PROXY}"] * 3, "each reaches the gate", told)
     expect((len(first.arrived), len(second.arrived)) == (2, 1), "by a session of its own", first.arrived)
 
@@ -349,38 +349,38 @@ async def proxy_clients_find_the_gate_and_nobody_elses(ground: Ground) -> None:
 @egress.check("egress")
 async def proxy_clients_reach_nobody_without_the_gate(ground: Ground) -> None:
     """They are refused or reset at once; plugged in again, they find it."""
-    source = f"""
-import socket
-peer = socket.create_connection(('127.0.0.1', {PROXY_PORT}), 5)
+    source = """
+import socket, sys
+peer = socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5)
 print(peer.makefile().readline().strip(), flush=True)
 try: peer.recv(1)
 except OSError: pass
 print('ended', flush=True)
 """
     async with _plugged(ground) as (sandbox, session):
-        program = await start(sandbox, python(source))
+        program = await start(sandbox, python(source, _port(sandbox)))
         await until(program, b"meant")
         session.cut()
         await until(program, b"ended")
-        told = await look(sandbox, TALK, PROXY)
+        told = await look(sandbox, TALK, _proxy(sandbox))
         expect(not told[0][0].startswith("meant") and told[0][1] < FAST_S, "nobody is met, at once", told)
         await _networked(sandbox).plug(Egress(session.id, PORTS))
-        told = await look(sandbox, TALK, PROXY)
+        told = await look(sandbox, TALK, _proxy(sandbox))
     expect(told[0][0] == f"meant {PROXY}", "plugged in again, it works", told)
 
 
 @egress.check("egress")
 async def each_direction_ends_by_itself(ground: Ground) -> None:
     """A program that has said all still reads the answer, whole."""
-    source = f"""
-import json, socket
-with socket.create_connection(('127.0.0.1', {PROXY_PORT}), 5) as peer:
+    source = """
+import json, socket, sys
+with socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5) as peer:
     peer.sendall(b'count' + bytes(3_000_000))
     peer.shutdown(socket.SHUT_WR)
     print(json.dumps(peer.makefile().read().splitlines()))
 """
     async with _plugged(ground) as (sandbox, _):
-        told = await look(sandbox, source)
+        told = await look(sandbox, source, _port(sandbox))
     expect(told == [f"meant {PROXY}", "3000005"], "all of it came, and the answer after its end", told)
 
 
@@ -388,6 +388,14 @@ def _networked(sandbox: Sandbox) -> Networked:
     if not isinstance(sandbox, Networked):
         raise Failed("a backend that offers egress gives sandboxes that can be plugged in again")
     return sandbox
+
+
+def _port(sandbox: Sandbox) -> str:
+    return str(_networked(sandbox).proxy_port)
+
+
+def _proxy(sandbox: Sandbox) -> str:
+    return f"127.0.0.1 {_port(sandbox)}"
 
 
 @asynccontextmanager

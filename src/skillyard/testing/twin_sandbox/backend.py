@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from skillyard.domain.archive.names import ArchiveRefused
 from skillyard.domain.errors import ProtectionMissing, SandboxFault, SandboxGone
-from skillyard.domain.network.session import Egress
+from skillyard.domain.network.session import PROXY_PORT, Egress
 from skillyard.domain.sandbox.content import Content, HostDirectory
 from skillyard.domain.sandbox.guarantees import PROTECTIONS, Demand, Level, Nature, Probe, Protection
 from skillyard.domain.sandbox.spec import (
@@ -92,6 +92,10 @@ class TwinSandbox(FilesOfTwin):
         if id not in self.processes:
             raise SandboxGone(f"process {id} is unknown here")
         return self.processes[id]
+
+    @property
+    def proxy_port(self) -> int:
+        return PROXY_PORT
 
     async def plug(self, egress: Egress) -> None:
         """Notes the session: a twin reaches nobody."""

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 
 from skillyard.domain.errors import GateFault, IdempotencyConflict, InvalidInput
+from skillyard.domain.network.policy import Layer, Policy
 from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.network.session import Connection
 from skillyard.domain.sandbox.guarantees import Level, Protection
 from skillyard.domain.secret import Delivery
 from skillyard.domain.skill.skill import Needs, SecretNeed
 from skillyard.domain.work.record import RunStatus
+from skillyard.engine.network.grant import check_offer
 from skillyard.engine.observer import Fault, NetworkUsed
+from skillyard.engine.runs.failure import Refused
 from skillyard.testing.twin_sandbox import Script, TwinProcess
 from tests.unit.engine.conftest import Rig
 from tests.unit.engine.fakes import a_skill, raises, result
@@ -172,6 +175,16 @@ async def test_a_backend_without_the_ability_is_named_with_the_mend(rig: Rig) ->
         expected = "it has no namespaces; use native" if why else "the backend does not offer it"
         said = f"(x.com), and isolation 'twin' cannot give it: {expected}"
         await refused(rig, said, name="a.b")
+
+
+async def test_calls_of_tools_take_more_than_a_proxy(rig: Rig) -> None:
+    rig.with_network()
+    able = Protection(Level.KERNEL, by="a fake")
+    check_offer(rig.app.backends.admit(rig.backend, rig.extra["probe"]), True, "calls of tools")
+    offer = rig.app.backends.admit(rig.backend, replace(rig.extra["probe"], abilities={"egress": able}))
+    check_offer(offer, True, Policy((Layer("operator", ()), Layer("code", rules("x.com")))))
+    with pytest.raises(Refused, match=r"calls of tools\), .*through a proxy alone; use the isolation 'native'"):
+        check_offer(offer, True, "calls of tools")
 
 
 async def test_an_engine_without_a_gate_refuses(rig: Rig) -> None:
