@@ -16,6 +16,7 @@ from skillyard.config.backends import (
 )
 from skillyard.config.commands import CommandSettings, JailSettings
 from skillyard.config.faces.mcp import McpSettings
+from skillyard.config.faces.oidc import OidcSettings
 from skillyard.config.limits import AdmissionSettings, LimitSettings
 from skillyard.config.network import NetworkSettings
 from skillyard.config.packages import EnvironmentSettings, PackagesSettings, with_bundled
@@ -108,6 +109,7 @@ class Sections(Section):
     server: ServerSettings = ServerSettings()
     mcp: McpSettings = McpSettings()
     jail: JailSettings = JailSettings()
+    oidc: OidcSettings = OidcSettings()
     packages: PackagesSettings = PackagesSettings()
     profiles: Profiles = Field(default_factory=dict)
     environments: Environments = Field(default_factory=lambda: with_bundled({}))

@@ -30,10 +30,11 @@ from skillyard.domain.skill.skill import Finding
 from skillyard.engine.app import App
 from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.table import METHODS, invoke
-from skillyard.faces.http.app import METRICS, HttpLimits, create_app
+from skillyard.faces.http.app import METRICS, Endpoint, HttpLimits, create_app
 from skillyard.faces.http.guard import Authenticator, Bearer, Everybody, Hosts, is_loopback
 from skillyard.faces.http.lazy import Lazy, Part
 from skillyard.faces.http.lifecycle import Lifecycle
+from skillyard.faces.http.oidc import METADATA, IssuedTokens, metadata_of, resource_of
 from skillyard.faces.http.server import HttpServer, listen, url_of
 from skillyard.faces.http.service import StopRequest, on_signals, run_service
 from skillyard.faces.http.services.endpoint import ServiceFace
@@ -123,7 +124,11 @@ class _Process:
 
     def _app(self) -> Any:
         call = self._tracing.traced(self._invoke) if self._tracing else self._invoke
-        authenticator = Everybody() if self._no_auth else Bearer(self._runtime.tokens, self._runtime.bound)
+        authenticator: Authenticator = Everybody()
+        if not self._no_auth:
+            authenticator = Bearer(self._runtime.tokens, self._runtime.bound)
+        if not self._no_auth and self._settings.oidc.on:
+            authenticator = IssuedTokens(self._settings.oidc, authenticator, self._runtime.bound)
         mcp = self._settings.mcp.enabled
         self._mcp = mcp_part(self._runtime, call, self._lifecycle, self._metrics, self._news) if mcp else None
         app = application(self._runtime, authenticator, self._lifecycle, self._metrics, self._still, call, self._mcp)
@@ -243,6 +248,8 @@ def application(
             Route("/tasks/{task_id}/events", TaskEvents(lambda: runtime.app.task_service, lifecycle)),
             *([] if mcp is None else [Route("/mcp", mcp)]),
         ),
+        open_routes=() if mcp is None else (Route(f"{METADATA}/mcp", Endpoint(metadata_of(settings.oidc))),),
+        described={} if mcp is None else {"/mcp": lambda scope: resource_of(scope, f"{METADATA}/mcp")},
         services=services,
     )
 

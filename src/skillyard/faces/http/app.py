@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from starlette.routing import BaseRoute, Route, Router
@@ -102,8 +103,12 @@ def create_app(
     open_metrics: bool = False,
     services: ServiceFace | None = None,
     more_routes: Sequence[BaseRoute] = (),
+    open_routes: Sequence[Route] = (),
+    described: Mapping[str, Callable[[Scope], str]] = MappingProxyType({}),
 ) -> ASGIApp:
     """Serves once ``lifecycle`` is ready. ``more_routes`` are other faces, behind the same guard and auth.
+
+    ``open_routes`` need no token, ``described`` is that of :class:`Authentication`.
 
     ``services`` opens the ports of services, by path and by name.
     """
@@ -112,7 +117,7 @@ def create_app(
     rpc = RpcEndpoint(dispatcher, lifecycle, request.ByteBudget(limits.rpc_bodies), limits.rpc_body, limits.pace)
     blob = BlobEndpoint(blobs, meter, lifecycle, limits.blob, limits.pace)
     skill = SkillEndpoint(skills, meter, lifecycle, limits.bundle, limits.pace)
-    open_paths = OPEN_PATHS | ({"/metrics"} if open_metrics else set())
+    open_paths = OPEN_PATHS | ({"/metrics"} if open_metrics else set()) | {route.path for route in open_routes}
     router = Router(
         routes=[
             Route("/rpc", rpc),
@@ -125,11 +130,12 @@ def create_app(
             Route("/metrics", Endpoint(probes.metrics)),
             *([] if services is None else [Route("/services/{place:path}", PathEndpoint(services))]),
             *more_routes,
+            *open_routes,
         ],
         redirect_slashes=False,
         default=_nothing_here,
     )
-    authenticated = Authentication(router, lifecycle, authenticator, open_paths)
+    authenticated = Authentication(router, lifecycle, authenticator, open_paths, described)
     own = Edge(Guard(authenticated, hosts), meter.response)
     if services is None or not services.settings.domain:
         return own

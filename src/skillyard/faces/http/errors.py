@@ -155,4 +155,6 @@ def headers_of(exc: Exception) -> dict[str, str]:
 def _challenge(exc: Unauthenticated) -> str:
     """Returns the challenge; without an error code when no credentials came (RFC 6750 §3)."""
     bearer = 'Bearer realm="skillyard"'
-    return bearer + (', error="invalid_token"' if exc.details.get("presented") else "")
+    bearer += ', error="invalid_token"' if exc.details.get("presented") else ""
+    about = exc.details.get("resource_metadata")
+    return f'{bearer}, resource_metadata="{about}"' if about else bearer

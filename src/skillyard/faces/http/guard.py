@@ -6,8 +6,9 @@ cannot be rebound and is taken as it is. No cross-origin answer is ever given: t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from ipaddress import ip_address
+from types import MappingProxyType
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -165,7 +166,10 @@ class Authenticator(Protocol):
 
 
 class Authentication:
-    """ASGI middleware: finds the principal of a request before anything reads its body."""
+    """ASGI middleware: finds the principal of a request before anything reads its body.
+
+    ``described`` paths have metadata about their tokens, at the URL that their function returns.
+    """
 
     def __init__(
         self,
@@ -173,7 +177,9 @@ class Authentication:
         lifecycle: Lifecycle,
         authenticator: Authenticator,
         open_paths: Iterable[str] = OPEN_PATHS,
+        described: Mapping[str, Callable[[Scope], str]] = MappingProxyType({}),
     ) -> None:
+        self._described = described
         self._app = app
         self._lifecycle = lifecycle
         self._authenticator = authenticator
@@ -182,7 +188,12 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in self._open:
             self._lifecycle.check()
-            scope[_KEY] = await self._authenticator.principal(authorization_of(scope))
+            try:
+                scope[_KEY] = await self._authenticator.principal(authorization_of(scope))
+            except Unauthenticated as error:
+                if scope["path"] in self._described:
+                    error.details["resource_metadata"] = self._described[scope["path"]](scope)
+                raise
         await self._app(scope, receive, send)
 
 

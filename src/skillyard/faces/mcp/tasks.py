@@ -12,7 +12,9 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from mcp.shared.exceptions import MCPError
+from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
 from mcp_types import (
+    HEADER_MISMATCH,
     INTERNAL_ERROR,
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
@@ -114,6 +116,7 @@ class TaskFace:
         if not _knows(context):
             wanted: dict[str, Any] = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
             raise MCPError(MISSING_REQUIRED_CLIENT_CAPABILITY, f"the client must declare {EXTENSION}", wanted)
+        _check_header(context, run_id)
         principal = self.callers.principal_of(context)
         principal.require_profile()
         try:
@@ -135,6 +138,12 @@ class TaskFace:
             "ttlMs": None if self.ttl_s is None else int(self.ttl_s * 1000),
             "pollIntervalMs": POLL_MS,
         }
+
+
+def _check_header(context: Context, run_id: str) -> None:
+    """Raises MCPError for a request over HTTP whose header names another task than its body."""
+    if context.request is not None and decode_header_value(context.request.headers.get(MCP_NAME_HEADER)) != run_id:
+        raise MCPError(HEADER_MISMATCH, f"{MCP_NAME_HEADER} does not name the task of the body")
 
 
 def _status(record: RunRecord) -> str:
