@@ -145,7 +145,8 @@ class Installations:
         probe = await self.native().probe()
         levels = list(probe.enforced().values())
         counts = {level: levels.count(level) for level in ("kernel", "supervised", "missing")}
-        return ", ".join(f"{count} {level}" for level, count in counts.items() if count)
+        told = ", ".join(f"{count} {level}" for level, count in counts.items() if count)
+        return f"{told}; {probe.facts['walls']}" if "walls" in probe.facts else told
 
     async def _install_data(self) -> str:
         """Installs numpy and pandas. Returns why they cannot be had, or nothing."""

@@ -33,6 +33,12 @@ class NativeSettings(Section):
         ge=1,
         description="User ids of sandboxes, one for each that exists at a time.",
     )
+    compiled: bool = Field(
+        default=True,
+        description="Whether the compiled part makes sandboxes, where it was built. It has no part in those whose "
+        "packages are imported ahead, or that show directories of the host. Turn it off to compare it with the Python "
+        "that does the same.",
+    )
     retire_runs: int = Field(default=2000, ge=1, description="Runs after which a warm interpreter is replaced.")
     retire_s: float = Field(
         default=1800.0,

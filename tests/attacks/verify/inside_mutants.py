@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.attacks.verify.mutants import Mutant
+from tests.attacks.verify.mutants import TABLE, Mutant
 
 WALLS, ROOT, KERNEL, ZYGOTE = (
     "sandbox/native/inside/walls.py",
@@ -74,6 +74,13 @@ _plain_remember = remember
 def remember():
     _plain_remember()
     _kept.clear()
+"""
+
+COMPILED = """
+from skillyard.sandbox.native.grounds.namespaces.form import decode
+_whole = order
+def order(build, groups):
+    return encode(*(step for step in decode(_whole(build, groups)) if step.name not in ("bounding set", "capset")))
 """
 
 FOLLOWING = """
@@ -280,6 +287,10 @@ kernel.mount = _no_sys
         "no_capabilities", ("no_capabilities",), "capabilities are kept",
         ("privileges-capabilities", "privileges-regaining", "special-files-capabilities-in-files"),
         {KERNEL: KEEP_CAPABILITIES}, short=True,
+    ),
+    Mutant(
+        "compiled", ("no_capabilities",), "the compiled part keeps capabilities",
+        ("privileges-capabilities", "privileges-regaining"), {TABLE: COMPILED}, short=True,
     ),
     Mutant(
         "no_new_privs", ("no_new_privs",), "no_new_privs is never set; the filter goes in by capability",

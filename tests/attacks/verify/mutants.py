@@ -25,11 +25,14 @@ from skillyard.sandbox import registry
 from skillyard.sandbox.native import backend as native
 from skillyard.sandbox.native import launch
 from skillyard.sandbox.native.backend import NativeBackend
+from skillyard.sandbox.native.inside.steps import LIBRARY
 from skillyard.testing.attacks.canaries import planted, planted_file
 from skillyard.verify.home import own_runtime
 from skillyard.verify.site import Site
 
 PACKAGE = Path(skillyard.__file__).parent
+TABLE = "sandbox/native/grounds/namespaces/table.py"
+"""The walls as the compiled part makes them."""
 Claims = Mapping[str, Protection]
 Outside = Callable[[pytest.MonkeyPatch], None]
 
@@ -77,7 +80,10 @@ class Claiming(NativeBackend):
 def copy_of(mutant: Mutant, directory: Path) -> Path:
     """The package with the mutant's lines; returns its copy of the launcher."""
     target = directory / "skillyard"
-    ignored = shutil.ignore_patterns("__pycache__", "verify", "faces", "bench", "demo", "testing", "bundled")
+    parts = ["__pycache__", "verify", "faces", "bench", "demo", "testing", "bundled"]
+    if TABLE not in mutant.inside:  # the lines are of the walls in Python
+        parts.append(LIBRARY)
+    ignored = shutil.ignore_patterns(*parts)
     shutil.copytree(PACKAGE, target, ignore=ignored)
     for module, source in mutant.inside.items():
         with (target / module).open("a", encoding="utf-8") as file:

@@ -301,6 +301,7 @@ def texts_of(facts: dict[str, Any]) -> dict[str, str]:
         "landlock_abi": str(facts["landlock"]),
         "cgroups": f"v{facts['cgroup_version']}: {', '.join(facts['cgroups']) or 'none'}",
         "uids": f"{facts['uids'][1]} from {facts['uids'][0]}" if facts["own_uid"] else "the server's own",
+        **({"walls": facts["walls"]} if "walls" in facts else {}),
     }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import glob
+import hashlib
 import os
 import shutil
 import sys
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skillyard.sandbox.native.inside import walls
+from skillyard.sandbox.native.inside.steps import LIBRARY
 from skillyard.sandbox.native.linux import kernel
 
 _PARTS = ("bin", "lib", "lib64", "include", "share", "ssl")
@@ -235,7 +237,7 @@ def enter() -> None:
 
 _NATIVE = (
     *(f"linux/{name}" for name in ("__init__", "kernel", "landlock")),
-    *(f"inside/{name}" for name in ("__init__", "walls", "init", "kept", "zygote")),
+    *(f"inside/{name}" for name in ("__init__", "walls", "steps", "init", "kept", "zygote")),
 )
 
 START_ZYGOTE = (
@@ -254,3 +256,15 @@ def inside_modules() -> Iterator[tuple[str, Path | None]]:
         yield f"skillyard/sandbox/native/{name}.py", package / "sandbox" / "native" / f"{name}.py"
     for source in sorted((package / "guest").rglob("*.py")):
         yield f"skillyard/{source.relative_to(package)}", source
+    if (part := compiled_part()) is not None:
+        yield f"skillyard/sandbox/native/inside/{LIBRARY}", part
+
+
+def compiled_part() -> Path | None:
+    """Returns the compiled part; None where it was not built from the source beside it."""
+    path = Path(__file__).parents[1] / "inside" / LIBRARY
+    try:
+        source = hashlib.sha256(path.with_name("steps.c").read_bytes()).hexdigest()
+        return path if f"steps.c:{source}".encode() in path.read_bytes() else None
+    except OSError:
+        return None

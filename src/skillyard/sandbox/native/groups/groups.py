@@ -176,6 +176,10 @@ class Group:
             return [os.open(self.directories[""], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
         return [os.open(f"{path}/tasks", os.O_WRONLY | os.O_CLOEXEC) for path in _distinct(self.directories)]
 
+    def hierarchies(self) -> int:
+        """Returns the number of directories that a process joins."""
+        return len(_distinct(self.directories))
+
     def join_files(self) -> list[str]:
         """Returns the files to which a process writes ``0`` to become a member."""
         name = "cgroup.procs" if self.version == 2 else "tasks"

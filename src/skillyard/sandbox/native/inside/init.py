@@ -11,7 +11,7 @@ import select
 import signal
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn, Self
 
 from skillyard.guest import main as guest
 from skillyard.ipc import packets
@@ -34,6 +34,24 @@ class Init:
     """The reason why it can keep no program when others are ended; empty where it can."""
 
     def __init__(self, control: int, channel: int, output: int) -> None:
+        nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+        self._open(control, nothing, kernel.signal_descriptor({signal.SIGCHLD}), -1)
+        self._stack, last_words = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._worker = self._fork_guest(channel, output, last_words)
+        os.close(last_words)
+        os.close(channel)
+        os.close(output)
+
+    @classmethod
+    def begun(cls, control: int, nothing: int, children: int, stack: int, worker: int) -> Self:
+        """Returns the init of a sandbox whose worker was forked, and who said that it is ready."""
+        init = cls.__new__(cls)
+        init._open(control, nothing, children, stack)
+        init._worker = worker
+        return init
+
+    def _open(self, control: int, nothing: int, children: int, stack: int) -> None:
         self._control_fd = control
         self._opened: socket.socket | None = None
         self._single = False
@@ -41,18 +59,14 @@ class Init:
         self._kept: set[int] = set()
         """Those of them that outlive the end of others."""
         self._killed: set[int] = set()
-        self._devnull = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
-        self._children = kernel.signal_descriptor({signal.SIGCHLD})
-        self._stack, last_words = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._worker = self._fork_guest(channel, output, last_words)
-        os.close(last_words)
-        os.close(channel)
-        os.close(output)
+        self._devnull, self._children, self._stack = nothing, children, stack
 
     def run(self) -> None:
-        """Serves until the keeper lets go."""
+        """Says that it is ready, and serves until the keeper lets go."""
         os.write(self._control_fd, READY)
+        self.serve()
+
+    def serve(self) -> None:
         poll = select.poll()
         poll.register(self._control_fd, select.POLLIN)
         poll.register(self._children, select.POLLIN)
@@ -208,10 +222,7 @@ class Init:
             self.be_child((self._devnull, output, output, channel, stack))
             if keep:
                 kept.be_reaper()
-            guest.reseed()
-            guest.serve(CHANNEL_FD, CHANNEL_FD, STACK_FD, spared)
-            _say_done()
-            _exit(0)
+            _serve_guest(spared)
 
         return _fork(serve)
 
@@ -228,25 +239,48 @@ class Init:
 
     def be_child(self, fds: tuple[int, ...]) -> None:
         """Closes init's descriptors, and sets signals as a fresh process has them."""
-        _arrange(fds)
-        os.setsid()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+        _be_child(fds)
+
+
+def be_guest(nothing: int, channel: int, output: int, stack: int) -> NoReturn:
+    """Goes on as the worker of an init, from which this process was forked."""
+
+    def serve() -> None:
+        _be_child((nothing, output, output, channel, stack))
+        _serve_guest(frozenset())
+
+    _end_with(serve)
+
+
+def _be_child(fds: tuple[int, ...]) -> None:
+    _arrange(fds)
+    os.setsid()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+
+
+def _serve_guest(spared: frozenset[int]) -> None:
+    guest.reseed()
+    guest.serve(CHANNEL_FD, CHANNEL_FD, STACK_FD, spared)
+    _say_done()
+    _exit(0)
 
 
 def _fork(child: Callable[[], None]) -> int:
     """Returns the pid of a child, which ends with ``child`` however that fails. It never goes on as a second init."""
     pid = os.fork()
     if pid == 0:
-        try:
-            child()
-        except BaseException as error:  # noqa: BLE001 - nothing above may catch it and serve on
-            os.write(
-                2, f"the program could not be started: {type(error).__name__}: {error}\n".encode("utf-8", "replace")
-            )
-        finally:
-            _exit(BROKEN_STATUS)
+        _end_with(child)
     return pid
+
+
+def _end_with(child: Callable[[], None]) -> NoReturn:
+    try:
+        child()
+    except BaseException as error:  # noqa: BLE001 - nothing above may catch it and serve on
+        os.write(2, f"the program could not be started: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
+    finally:
+        _exit(BROKEN_STATUS)
 
 
 def _say_done() -> None:

@@ -49,7 +49,7 @@ CODE_ROOT = "/opt/skillyard"
 """The directory of our modules that run in here."""
 
 RESERVED_PIDS = 300
-_OOM_SCORE = "500"
+OOM_SCORE = "500"
 """When the host runs out of memory, foreign code ends first, whatever the server was given."""
 
 SMALL_STACK = 4 << 20
@@ -145,7 +145,7 @@ def build(spec: Build, cgroups: Sequence[int], closing: bytes, shown: Sequence[S
     _mount_box(spec)
     _mount_held(shown)
     _mount_proc(spec)
-    _write("/proc/self/oom_score_adj", _OOM_SCORE)
+    _write("/proc/self/oom_score_adj", OOM_SCORE)
     if spec.cpus:
         os.sched_setaffinity(0, spec.cpus)
     _become_nobody(spec)
@@ -279,9 +279,13 @@ def lessen_stacks(size: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     if soft != resource.RLIM_INFINITY and soft <= size:
         return
-    room = _USUAL_STACK if soft == resource.RLIM_INFINITY else min(soft, _USUAL_STACK)
-    kernel.grow_stack(room)
+    kernel.grow_stack(stack_room(soft))
     resource.setrlimit(resource.RLIMIT_STACK, (size, hard))
+
+
+def stack_room(soft: int) -> int:
+    """Returns the bytes of stack that a process gets under the limit ``soft``."""
+    return _USUAL_STACK if soft == resource.RLIM_INFINITY else min(soft, _USUAL_STACK)
 
 
 def descriptors() -> int:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 from skillyard.guest import main as guest
 from skillyard.ipc import packets
-from skillyard.sandbox.native.inside import init, walls
+from skillyard.sandbox.native.inside import init, steps, walls
 from skillyard.sandbox.native.inside.walls import INTO_CGROUP
 from skillyard.sandbox.native.linux import kernel
 
@@ -33,13 +33,21 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THR
 
 
 def main(
-    keeper: int, packages: str, preload: list[str], large: str, closing: str, directories: list[tuple[str, bool]]
+    keeper: int,
+    packages: str,
+    preload: list[str],
+    large: str,
+    closing: str,
+    directories: list[tuple[str, bool]],
+    compiled: bool,
 ) -> None:
     """Serves clones on the descriptor ``keeper`` until it closes; filters are in hexadecimal.
 
-    ``directories`` of the host are in the root already, each with whether it can be written to.
+    ``directories`` of the host are in the root already, each with whether it can be written to. ``compiled`` says that
+    its orders are tables for the compiled part.
     """
     sock = socket.socket(fileno=keeper)
+    part = steps.Compiled(os.path.dirname(steps.__file__)) if compiled else None
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.install_filter(bytes.fromhex(large))
     be_plain(packages)
@@ -56,7 +64,10 @@ def main(
 
     freeze(bool(preload))
     packets.send(sock, {"ready": True})
-    serve(sock, _clone, become_init)
+    if part is None:
+        serve(sock, _clone, become_init)
+    else:
+        serve_compiled(part, sock.fileno(), closing_filter)
 
 
 @contextmanager
@@ -140,6 +151,21 @@ def serve(sock: socket.socket, clone: Clone, become_init: BecomeInit) -> None:
             os.close(pidfd)
         for fd in fds:
             os.close(fd)
+
+
+def serve_compiled(part: steps.Compiled, sock: int, closing: bytes) -> None:
+    """Serves clones as :func:`serve` does. This process runs no Python until the keeper lets go."""
+    what, made = part.serve(sock, walls.NAMESPACES, closing)
+    if what == steps.ENDED:
+        return
+    try:
+        steps.after_fork(child=what == steps.WORKER)
+        if what == steps.WORKER:
+            init.be_guest(made.nothing, made.channel, made.output, made.last_words)
+        init.Init.begun(made.control, made.nothing, made.children, made.stack, made.worker).serve()
+        os._exit(0)
+    finally:
+        os._exit(1)
 
 
 def tell_cloned(sock: socket.socket, pid: int, pidfd: int) -> None:

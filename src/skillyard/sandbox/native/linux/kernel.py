@@ -226,9 +226,14 @@ def hold_only(*capabilities: int) -> None:
     call("capset", NR_CAPSET, header, struct.pack("6I", low, low, low, high, high, high))
 
 
+def capabilities() -> int:
+    """Returns how many capabilities this kernel knows."""
+    return next(cap for cap in range(64) if _libc.prctl(PR_CAPBSET_READ, cap, 0, 0, 0) < 0)
+
+
 def keep_capabilities() -> None:
     """Makes all capabilities ambient, so that they survive an exec by a user that is not 0."""
-    count = next(cap for cap in range(64) if _libc.prctl(PR_CAPBSET_READ, cap, 0, 0, 0) < 0)
+    count = capabilities()
     hold_only(*range(count))
     for cap in range(count):
         prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, cap)
@@ -337,8 +342,11 @@ def set_limit(kind: int, value: int) -> None:
     try:
         resource.setrlimit(kind, (value, value))
     except ValueError:
-        _, hard = resource.getrlimit(kind)
-        name = _NAMED.get(kind, f"resource limit {kind}")
-        raise PermissionError(
-            f"the server's own hard limit ({name}) is {hard}, and the sandbox needs {value}"
-        ) from None
+        raise PermissionError(refused_limit(kind, value)) from None
+
+
+def refused_limit(kind: int, value: int) -> str:
+    """Returns why a limit would be refused: the server has a lower one."""
+    _, hard = resource.getrlimit(kind)
+    name = _NAMED.get(kind, f"resource limit {kind}")
+    return f"the server's own hard limit ({name}) is {hard}, and the sandbox needs {value}"

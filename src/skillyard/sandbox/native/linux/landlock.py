@@ -72,9 +72,14 @@ def create(version: int, *, tcp: bool = True) -> int:
 
     TCP and a scope, which keeps signals and abstract sockets in the domain, need a version that has them.
     """
+    return _create(attributes(version, tcp=tcp))
+
+
+def attributes(version: int, *, tcp: bool = True) -> bytes:
+    """Returns the attributes of such a ruleset."""
     net = 0 if tcp else NET_BIND_TCP | NET_CONNECT_TCP
     attr = struct.pack("QQQ", handled(version), net, SCOPE_ABSTRACT_UNIX | SCOPE_SIGNAL)
-    return _create(attr[: 24 if version >= 6 else 16 if version >= 4 else 8])
+    return attr[: 24 if version >= 6 else 16 if version >= 4 else 8]
 
 
 def scope() -> None:

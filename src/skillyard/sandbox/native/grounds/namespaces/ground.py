@@ -7,8 +7,9 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from skillyard.sandbox.native.grounds import root
 from skillyard.sandbox.native.grounds.host import Host, Share
-from skillyard.sandbox.native.grounds.namespaces import listening, zygote_check
+from skillyard.sandbox.native.grounds.namespaces import listening, table, zygote_check
 from skillyard.sandbox.native.grounds.namespaces.mounts import Shower
 from skillyard.sandbox.native.grounds.namespaces.zygote import ZygotePlan
 from skillyard.sandbox.native.groups import hierarchies
@@ -65,14 +66,18 @@ class NamespacesPlace:
     stays = True
     lingers = False
 
-    def __init__(self, host: Host, share: Share, build: walls.Build, memory_mb: int, shower: Shower) -> None:
+    def __init__(
+        self, host: Host, share: Share, build: walls.Build, memory_mb: int, shower: Shower, *, compiled: bool
+    ) -> None:
         self._host = host
         self._share = share
         self._shower = shower
         self.build = build
         self.group = group = share.group
         self.account = Account(group, memory_mb, ProcessMeter())
-        self.order = (INTO_CGROUP if group is not None and group.version == 2 else PLAIN) + build.encode()
+        into = group is not None and group.version == 2
+        joins = 0 if group is None or into else group.hierarchies()
+        self.order = (INTO_CGROUP if into else PLAIN) + (table.order(build, joins) if compiled else build.encode())
 
     @property
     def uid(self) -> int:
@@ -113,11 +118,14 @@ class NamespacesGround:
         self._shower = Shower(loop)
         self._home: listening.Home | None = None
         self._groups_made = 0
+        self._compiled = bool(config["compiled"]) and root.compiled_part() is not None
+        self._by_table: set[Key] = set()
+        """Those whose zygotes take tables: without packages imported ahead, and without directories of the host."""
         self._household: Household
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return self._host.facts()
+        return {**self._host.facts(), "walls": "made in C" if self._compiled else "made in Python"}
 
     def begin(self, household: Household) -> None:
         self._household = household
@@ -131,6 +139,8 @@ class NamespacesGround:
         host = self._host
         if directories and not host.landlock:
             raise OSError(0, "directories of the host need Landlock, and this kernel has none")
+        compiled = self._compiled and not preload and not directories
+        (self._by_table.add if compiled else self._by_table.discard)(key)
         slots: range | None = range(1, host.ids.count)
         if host.ids.count > 1 and (preload or directories):
             slots = host.part(key, alone=bool(directories))
@@ -142,6 +152,7 @@ class NamespacesGround:
             slots,
             f"{host.run_dir}/root",
             host.cgroups.has("memory"),
+            compiled,
             host.cgroups.let_clone(host.ids.base),
             self._zygote_group,
             tuple(directories),
@@ -151,7 +162,8 @@ class NamespacesGround:
     def place(self, handle: str, shape: Shape) -> NamespacesPlace:
         memory_bytes = (shape.memory_mb + shape.disk_mb) * MIB + _GROUP_HEADROOM
         share = self._host.take(handle, shape.key, GroupLimits(memory_bytes, shape.pids + 1, shape.cpus))
-        return NamespacesPlace(self._host, share, self._build(shape, share.slot), shape.memory_mb, self._shower)
+        build, compiled = self._build(shape, share.slot), shape.key in self._by_table
+        return NamespacesPlace(self._host, share, build, shape.memory_mb, self._shower, compiled=compiled)
 
     def listen(self, sandbox: Sandbox, wanted: Listen) -> Opened:
         return listening.open_in(self._own_network(), sandbox.pidfd, wanted)

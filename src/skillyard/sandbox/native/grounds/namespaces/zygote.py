@@ -44,6 +44,8 @@ class ZygotePlan:
     """An existing directory to mount the new root on; seen in the zygote's mount namespace only."""
     memory_counted: bool
     """Whether a controller counts the memory of a whole sandbox."""
+    compiled: bool = False
+    """Whether its orders are tables for the compiled part."""
     group: str = ""
     """The ``cgroup.procs`` of where it must be to clone into the sandboxes' groups."""
     own_group: Callable[[], Group | None] = lambda: None
@@ -235,7 +237,7 @@ def _exec(plan: ZygotePlan, sock: socket.socket, errors: int, modules: tuple[str
     closing = seccomp.closing_filter(memory_counted=plan.memory_counted, directories=bool(plan.directories))
     filters = [seccomp.assemble(made).hex() for made in (seccomp.large_filter(), closing)]
     shown = [[each.path, each.writable] for each in plan.directories]
-    arguments = json.dumps([KEEPER_FD, packages, list(modules), *filters, shown])
+    arguments = json.dumps([KEEPER_FD, packages, list(modules), *filters, shown, plan.compiled])
     name = f"python{sys.version_info.major}"
     os.execve(
         plan.python.executable,

@@ -1,0 +1,382 @@
+/* The serve loop of a zygote, and the steps that make its clone a sandbox, without the interpreter.
+ *
+ * A zygote that runs no Python touches few pages, and each page that it or its clone touches is copied. The steps come
+ * as a table from the keeper (grounds/namespaces/table.py); steps.py performs the same table where this file was not
+ * built. Loaded by ctypes as a PyDLL: the interpreter lock stays held, and there is one thread.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { MOST_ORDER = 192 * 1024, MOST_FDS = 16, MOST_ARGS = 6, SLOTS = 8, NONE = 255, ANY = 255 };
+enum { SYSCALL, FORK_ONCE, GROW_STACK, DROP_BOUNDING };           /* steps.py: the same numbers */
+enum { NUMBER, BYTES, SLOT, GIVEN, FILTER, PATCHED };
+enum { ENDED, WORKER, INIT, FAILED = -1 };
+enum { SLACK = 1 << 16 };
+
+#ifdef SOURCE
+/* The keeper compares it with this file: a library of another source is not used. */
+const char sy_source[] = "steps.c:" SOURCE;
+#endif
+
+struct argument {
+    uint8_t kind, slot;
+    uint16_t length;
+    int64_t number;
+    uint8_t *bytes;
+};
+
+struct step {
+    uint8_t op, lenient, store, skip, count, named;
+    uint16_t call;
+    const uint8_t *name;
+    struct argument argument[MOST_ARGS];
+};
+
+struct reader {
+    uint8_t *at, *end;
+};
+
+struct filter {
+    unsigned short length;
+    const void *code;
+};
+
+struct sy_made {
+    int control, channel, output, stack, last_words, nothing, children;
+    long worker;
+};
+
+static int take(struct reader *r, void *to, size_t size)
+{
+    if ((size_t)(r->end - r->at) < size)
+        return -1;
+    memcpy(to, r->at, size);
+    r->at += size;
+    return 0;
+}
+
+static uint8_t *piece(struct reader *r, size_t size)
+{
+    uint8_t *at = r->at;
+    if ((size_t)(r->end - r->at) < size)
+        return NULL;
+    r->at += size;
+    return at;
+}
+
+static int next_argument(struct reader *r, struct argument *a)
+{
+    if (take(r, &a->kind, 1) < 0)
+        return -1;
+    switch (a->kind) {
+    case NUMBER:
+        return take(r, &a->number, sizeof a->number);
+    case SLOT:
+        return take(r, &a->slot, 1) < 0 || a->slot >= SLOTS ? -1 : 0;
+    case GIVEN:
+        return take(r, &a->slot, 1) < 0 || a->slot >= MOST_FDS ? -1 : 0;
+    case FILTER:
+        return 0;
+    case PATCHED:
+        if (take(r, &a->slot, 1) < 0 || a->slot >= SLOTS)
+            return -1; /* fall through */
+    case BYTES:
+        if (take(r, &a->length, sizeof a->length) < 0 || (a->bytes = piece(r, a->length)) == NULL)
+            return -1;
+        return a->kind == PATCHED && a->length < sizeof(int32_t) ? -1 : 0;
+    default:
+        return -1;
+    }
+}
+
+/* 1: a step; 0: the end; -1: it cannot be read. */
+static int next_step(struct reader *r, struct step *s)
+{
+    if (r->at == r->end)
+        return 0;
+    if (take(r, &s->op, 1) < 0 || take(r, &s->lenient, 1) < 0 || take(r, &s->store, 1) < 0 || take(r, &s->skip, 1) < 0
+        || take(r, &s->call, sizeof s->call) < 0 || take(r, &s->count, 1) < 0 || take(r, &s->named, 1) < 0
+        || (s->name = piece(r, s->named)) == NULL)
+        return -1;
+    if (s->op > DROP_BOUNDING || (s->store != NONE && s->store >= SLOTS) || s->count > MOST_ARGS)
+        return -1;
+    if ((s->op == GROW_STACK || s->op == DROP_BOUNDING) && s->count < 1)
+        return -1;
+    for (int i = 0; i < s->count; i++)
+        if (next_argument(r, &s->argument[i]) < 0)
+            return -1;
+    return 1;
+}
+
+/* Returns the number of steps, -1 for a table that cannot be read. */
+int sy_check(uint8_t *table, size_t size)
+{
+    struct reader r = {table, table + size};
+    struct step s;
+    int got, count = 0;
+    while ((got = next_step(&r, &s)) == 1)
+        count++;
+    return got < 0 ? -1 : count;
+}
+
+static long fork_once(void)
+{
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(0);
+    return pid < 0 ? -1 : waitpid(pid, NULL, 0);
+}
+
+static long drop_bounding(long count)
+{
+    for (long capability = 0; capability < count; capability++)
+        if (prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0)
+            return -1;
+    return 0;
+}
+
+/* The limit of a stack counts its mapping, which grows down to any touched address in it. */
+static long grow_stack(long size)
+{
+    unsigned long top = getauxval(AT_EXECFN);
+    if (top)
+        *(volatile char *)(top - (unsigned long)size + SLACK) = 0;
+    return 0;
+}
+
+static long perform(struct step *s, const long *slots, const int *given, int count, const struct filter *filter)
+{
+    long value[MOST_ARGS] = {0};
+    for (int i = 0; i < s->count; i++) {
+        struct argument *a = &s->argument[i];
+        if (a->kind == NUMBER)
+            value[i] = a->number;
+        else if (a->kind == SLOT)
+            value[i] = slots[a->slot];
+        else if (a->kind == GIVEN)
+            value[i] = a->slot < count ? given[a->slot] : -1;
+        else if (a->kind == FILTER)
+            value[i] = (long)filter;
+        else
+            value[i] = (long)a->bytes;
+        if (a->kind == PATCHED) {
+            int32_t fd = (int32_t)slots[a->slot];
+            memcpy(a->bytes + a->length - sizeof fd, &fd, sizeof fd);
+        }
+    }
+    if (s->op == FORK_ONCE)
+        return fork_once();
+    if (s->op == GROW_STACK)
+        return grow_stack(value[0]);
+    if (s->op == DROP_BOUNDING)
+        return drop_bounding(value[0]);
+    return syscall(s->call, value[0], value[1], value[2], value[3], value[4], value[5]);
+}
+
+/* Performs a table. Returns 0; -1 with errno and the failed step in ``s``, whose name is NULL when it cannot be read. */
+int sy_run(uint8_t *table, size_t size, const int *given, int count, const uint8_t *code, size_t code_size,
+           struct step *s)
+{
+    struct reader r = {table, table + size};
+    struct filter filter = {(unsigned short)(code_size / 8), code};
+    long slots[SLOTS];
+    int skip = 0;
+    for (int i = 0; i < SLOTS; i++)
+        slots[i] = -1;
+    s->name = NULL;
+    errno = EBADMSG;
+    if (sy_check(table, size) < 0)
+        return -1;
+    while (next_step(&r, s) == 1) {
+        if (skip > 0) {
+            skip--;
+            continue;
+        }
+        errno = 0;
+        long got = perform(s, slots, given, count, &filter);
+        if (got < 0 && s->lenient != ANY && (s->lenient == 0 || s->lenient != errno))
+            return -1;
+        if (s->store != NONE)
+            slots[s->store] = got < 0 ? -1 : got;
+        if (got >= 0)
+            skip = s->skip;
+    }
+    return 0;
+}
+
+static void tell(int fd, const char *kind, const uint8_t *name, int named, int error)
+{
+    char text[600], plain[256];
+    for (int i = 0; i < named; i++)
+        plain[i] = name[i] < ' ' || name[i] > '~' || name[i] == '"' || name[i] == '\\' ? '?' : (char)name[i];
+    int size = snprintf(text, sizeof text, "{\"%s\":\"OSError: %.*s: %s\"}", kind, named, plain, strerror(error));
+    if (size > 0 && size < (int)sizeof text)
+        (void)!send(fd, text, (size_t)size, MSG_NOSIGNAL);
+}
+
+static int receive(int sock, uint8_t *order, ssize_t *size, int *fds, int *count)
+{
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(MOST_FDS * sizeof(int))];
+    } beside;
+    struct iovec vector = {order, MOST_ORDER};
+    struct msghdr message = {.msg_iov = &vector, .msg_iovlen = 1, .msg_control = &beside,
+                             .msg_controllen = sizeof beside};
+    do
+        *size = recvmsg(sock, &message, MSG_CMSG_CLOEXEC);
+    while (*size < 0 && errno == EINTR);
+    *count = 0;
+    if (*size <= 0)
+        return (int)*size;
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c))
+        if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
+            int more = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+            for (int i = 0; i < more && *count < MOST_FDS; i++)
+                memcpy(&fds[(*count)++], CMSG_DATA(c) + (size_t)i * sizeof(int), sizeof(int));
+        }
+    return 1;
+}
+
+/* As zygote.tell_cloned: the pid alone where no descriptor can be sent. */
+static int tell_cloned(int sock, long pid, int pidfd)
+{
+    char text[40];
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(sizeof(int))];
+    } beside;
+    int size = snprintf(text, sizeof text, "{\"pid\":%ld}", pid);
+    struct iovec vector = {text, (size_t)size};
+    struct msghdr message = {.msg_iov = &vector, .msg_iovlen = 1, .msg_control = &beside,
+                             .msg_controllen = sizeof beside};
+    memset(&beside, 0, sizeof beside);
+    struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(c), &pidfd, sizeof pidfd);
+    if (sendmsg(sock, &message, MSG_NOSIGNAL) >= 0)
+        return 0;
+    if (errno != ETOOMANYREFS)
+        return -1;
+    return send(sock, text, (size_t)size, MSG_NOSIGNAL) < 0 ? -1 : 0;
+}
+
+struct clone_order {
+    uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup;
+};
+
+enum { PIDFD = 0x1000, PARENT = 0x8000 };
+static const uint64_t INTO_CGROUP = 0x200000000ull;
+
+/* Forks the worker and waits until init has something to do. Never returns in an init whose keeper let go. */
+static int become_init(const int *fds, void (*before_fork)(void), struct sy_made *made)
+{
+    static const char ready[] = "{\"ready\":true}";
+    sigset_t blocked, children;
+    int pipes[2];
+    made->control = fds[0];
+    made->channel = fds[1];
+    made->output = fds[2];
+    if ((made->nothing = open("/dev/null", O_RDWR | O_CLOEXEC)) < 0)
+        return FAILED;
+    sigemptyset(&children);
+    sigaddset(&children, SIGCHLD);
+    blocked = children;
+    sigaddset(&blocked, SIGINT);
+    if (sigprocmask(SIG_BLOCK, &blocked, NULL) < 0
+        || (made->children = signalfd(-1, &children, SFD_NONBLOCK | SFD_CLOEXEC)) < 0
+        || pipe2(pipes, O_CLOEXEC | O_NONBLOCK) < 0)
+        return FAILED;
+    made->stack = pipes[0];
+    made->last_words = pipes[1];
+    before_fork();
+    if ((made->worker = fork()) < 0)
+        return FAILED;
+    if (made->worker == 0)
+        return WORKER;
+    close(made->last_words);
+    close(made->channel);
+    close(made->output);
+    if (write(made->control, ready, sizeof ready - 1) < 0)
+        _exit(1);
+    struct pollfd watched[2] = {{made->control, POLLIN, 0}, {made->children, POLLIN, 0}};
+    while (poll(watched, 2, -1) < 0)
+        if (errno != EINTR)
+            _exit(1);
+    char first;
+    if (!watched[1].revents && recv(made->control, &first, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
+        _exit(0);
+    return INIT;
+}
+
+static int become_sandbox(uint8_t *order, size_t size, const int *fds, int count, const uint8_t *code, size_t code_size,
+                          void (*before_fork)(void), struct sy_made *made)
+{
+    static const uint8_t late[] = "its first process";
+    struct step failed;
+    if (count < 3)
+        _exit(1);
+    if (sy_run(order, size, fds, count, code, code_size, &failed) < 0) {
+        int error = errno;
+        if (failed.name)
+            tell(fds[0], "broken", failed.name, failed.named, error);
+        else
+            tell(fds[0], "broken", (const uint8_t *)"its order", 9, error);
+        _exit(1);
+    }
+    int what = become_init(fds, before_fork, made);
+    if (what == FAILED) {
+        tell(fds[0], "broken", late, sizeof late - 1, errno);
+        _exit(1);
+    }
+    return what;
+}
+
+/* Serves clones on ``sock``. ``spaces`` are the flags of the namespaces; ``before_fork`` readies the interpreter.
+ * ENDED: the keeper let go. WORKER, INIT: this process is one, as ``made`` says. FAILED: errno says why. */
+int sy_serve(int sock, unsigned long spaces, const uint8_t *code, size_t code_size, void (*before_fork)(void),
+             struct sy_made *made)
+{
+    static uint8_t order[MOST_ORDER];
+    static const uint8_t clone[] = "clone3";
+    int fds[MOST_FDS], count, got;
+    ssize_t size;
+    while ((got = receive(sock, order, &size, fds, &count)) > 0) {
+        int pidfd = -1, into = order[0] == '+' && count ? fds[count - 1] : -1;
+        struct clone_order a = {.flags = spaces | PARENT | PIDFD, .pidfd = (uintptr_t)&pidfd};
+        if (into >= 0) {
+            a.flags |= INTO_CGROUP;
+            a.cgroup = (uint64_t)into;
+        }
+        long pid = syscall(SYS_clone3, &a, sizeof a);
+        if (pid == 0) {
+            close(sock);
+            return become_sandbox(order + 1, (size_t)size - 1, fds, count, code, code_size, before_fork, made);
+        }
+        if (pid < 0)
+            tell(sock, "failed", clone, sizeof clone - 1, errno);
+        else if (tell_cloned(sock, pid, pidfd) < 0)
+            return FAILED;
+        if (pidfd >= 0)
+            close(pidfd);
+        for (int i = 0; i < count; i++)
+            close(fds[i]);
+    }
+    return got < 0 ? FAILED : ENDED;
+}

@@ -1,0 +1,244 @@
+"""The compiled part performs steps, and serves clones whose processes go on in Python."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skillyard.ipc import packets
+from skillyard.sandbox.native.grounds import root
+from skillyard.sandbox.native.grounds.namespaces import form
+from skillyard.sandbox.native.grounds.namespaces.form import Given, Patched, Slot, Step
+from skillyard.sandbox.native.inside.walls import READY
+from skillyard.sandbox.native.linux import kernel
+from skillyard.sandbox.native.linux.syscall_numbers import NUMBERS
+from tests.unit.sandbox.native.compiled import PROJECT, SOURCE, hook, make_library
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.PyDLL:
+    return make_library(tmp_path_factory)
+
+
+def perform(library: ctypes.PyDLL, *steps: Step, given: tuple[int, ...] = ()) -> int:
+    """Performs harmless steps here; returns 0 or the errno."""
+    raw = form.encode(*steps)
+    fds = (ctypes.c_int * max(1, len(given)))(*given)
+    failed = ctypes.create_string_buffer(1024)
+    buffer = ctypes.create_string_buffer(raw, len(raw))
+    size = ctypes.c_size_t(len(raw))
+    got = library.sy_run(buffer, size, fds, len(given), b"", ctypes.c_size_t(0), failed)
+    return 0 if got == 0 else ctypes.get_errno()
+
+
+def test_steps_use_results_of_earlier_ones_and_what_came_along(library: ctypes.PyDLL, tmp_path: Path) -> None:
+    path, other = tmp_path / "a", tmp_path / "b"
+    fd = os.open(other, os.O_WRONLY | os.O_CREAT)
+    flags = os.O_WRONLY | os.O_CREAT
+    opened = Step("open", NUMBERS["openat"], (kernel.AT_FDCWD, bytes(path) + b"\0", flags, 0o600), store=3)
+    steps = (
+        opened,
+        Step("write", NUMBERS["write"], (Slot(3), b"one", 3), skip=1),
+        Step("write", NUMBERS["write"], (Slot(3), b"left out", 8)),
+        Step("write", NUMBERS["write"], (Slot(3), Patched(b"fd: 0000", 3), 4)),
+        Step("write", NUMBERS["write"], (Given(1), b"two", 3)),
+        Step("fork", 0, op=form.FORK_ONCE),
+        Step("close", NUMBERS["close"], (Slot(3),)),
+    )
+    assert perform(library, *steps, given=(-1, fd)) == 0
+    os.close(fd)
+    assert (path.read_bytes(), other.read_bytes()) == (b"onefd: ", b"two")
+
+
+def test_a_failed_step_ends_the_table_unless_it_may_fail_so(library: ctypes.PyDLL, tmp_path: Path) -> None:
+    made = Step("mkdir", NUMBERS["mkdirat"], (kernel.AT_FDCWD, bytes(tmp_path / "made") + b"\0", 0o700))
+    absent = (kernel.AT_FDCWD, bytes(tmp_path / "no" / "where") + b"\0", 0o700)
+    for lenient, wanted in ((0, 2), (13, 2), (2, 0), (form.ANY, 0)):
+        (tmp_path / "made").rmdir() if (tmp_path / "made").exists() else None
+        failing = Step("mkdir", NUMBERS["mkdirat"], absent, lenient=lenient, skip=1)
+        assert perform(library, failing, made) == wanted
+        assert (tmp_path / "made").exists() == (wanted == 0)
+
+
+def test_a_library_of_another_source_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if root.compiled_part() is None:
+        pytest.skip("the compiled part was not built here: python hatch_build.py")
+    place = tmp_path / "inside"
+    place.mkdir()
+    (tmp_path / "grounds").mkdir()
+    shutil.copy(SOURCE, place)
+    shutil.copy(SOURCE.with_name("libsteps.so"), place)
+    monkeypatch.setattr(root, "__file__", str(tmp_path / "grounds" / "root.py"))
+    assert root.compiled_part() == place / "libsteps.so"
+    with (place / "steps.c").open("a") as file:
+        file.write("\n")
+    assert root.compiled_part() is None
+
+
+def test_the_same_source_gives_the_same_bytes(tmp_path: Path) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    made = list(_built(tmp_path))
+    assert made[0] == made[1]
+
+
+def _built(tmp_path: Path) -> Iterator[bytes]:
+    for name in ("one", "two"):
+        place = tmp_path / name / hook().INSIDE
+        place.mkdir(parents=True)
+        shutil.copy(SOURCE, place)
+        assert hook().build(tmp_path / name) == ""
+        yield (place / "libsteps.so").read_bytes()
+
+
+def test_an_installation_without_a_compiler_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    (tmp_path / hook().INSIDE).mkdir(parents=True)
+    shutil.copy(SOURCE, tmp_path / hook().INSIDE)
+    (tmp_path / hook().LIBRARY).write_bytes(b"of an earlier source")
+    assert hook().build(tmp_path) == "there is no C compiler"
+    assert not (tmp_path / hook().LIBRARY).exists()
+
+
+SERVE = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from skillyard.sandbox.native.inside import steps
+part = steps.Compiled(sys.argv[2])
+what, made = part.serve(int(sys.argv[3]), 0, b"")
+if what != steps.ENDED:
+    steps.after_fork(child=what == steps.WORKER)
+    if what == steps.WORKER:
+        while word := os.read(made.channel, 100):
+            os.write(made.output, b"worker: " + word)
+    else:
+        os.write(made.control, b"init: " + os.read(made.control, 100))
+"""
+
+
+@dataclass
+class Serving:
+    """A process in the serve loop, whose clones are this process's children."""
+
+    sock: socket.socket
+    output: int = -1
+    pid: int = 0
+    control: socket.socket | None = None
+    channel: socket.socket | None = None
+
+    def clone(self, order: bytes, *more: int) -> dict[str, Any]:
+        """Orders a clone; returns the answer."""
+        self.control, control = packets.pair()
+        self.channel, channel = socket.socketpair()
+        self.output, output = os.pipe()
+        for sock in (self.sock, self.control, self.channel):
+            sock.settimeout(20)
+        packets.send_raw(self.sock, order, [control.fileno(), channel.fileno(), output, *more])
+        for sock in (control, channel):
+            sock.close()
+        os.close(output)
+        got = packets.receive(self.sock)
+        assert got is not None
+        answer, fds = got
+        self.pid = answer.get("pid", 0)
+        for fd in fds:
+            os.close(fd)
+        return answer
+
+    def hear(self) -> bytes:
+        assert self.control is not None
+        return self.control.recv(1000)
+
+    def let_go(self) -> None:
+        assert self.control is not None
+        assert self.channel is not None
+        self.channel.close()
+        self.control.close()
+        os.close(self.output)
+
+    def end(self) -> int:
+        """Lets the clone's init go; returns its status."""
+        self.let_go()
+        return os.waitpid(self.pid, 0)[1]
+
+
+@pytest.fixture
+def serving(library: ctypes.PyDLL, tmp_path: Path) -> Iterator[Serving]:
+    ours, theirs = packets.pair()
+    command = [sys.executable, "-I", "-c", SERVE, str(PROJECT / "src"), str(Path(library._name).parent)]
+    with subprocess.Popen([*command, str(theirs.fileno())], pass_fds=[theirs.fileno()]) as process:
+        theirs.close()
+        yield Serving(ours)
+        ours.close()
+        assert process.wait(20) == 0
+
+
+def test_a_clone_has_an_init_and_a_worker_and_each_goes_on_in_python(serving: Serving) -> None:
+    answer = serving.clone(b" ")
+    assert answer == {"pid": serving.pid}
+    assert serving.hear() == READY
+    assert serving.channel is not None
+    serving.channel.send(b"one")
+    assert os.read(serving.output, 100) == b"worker: one"
+    assert serving.control is not None
+    serving.control.send(b"two")
+    assert serving.hear() == b"init: two"
+    assert serving.end() == 0
+
+
+def test_the_loop_serves_on_after_clones_that_fail(serving: Serving) -> None:
+    """A step that fails, and an order that cannot be read, end the clone and tell why."""
+    absent = Step('no "place"', NUMBERS["chdir"], (b"/nowhere/at/all\0",))
+    for order, why in ((form.encode(absent), b"No such file"), (b"\xff\xff", b"its order")):
+        serving.clone(b" " + order)
+        said = serving.hear()
+        assert why in said
+        assert json.loads(said).keys() == {"broken"}
+        assert os.waitstatus_to_exitcode(serving.end()) == 1
+    serving.clone(b" ")
+    assert serving.hear() == READY
+    assert serving.end() == 0
+
+
+def test_a_clone_begins_in_its_control_group(serving: Serving) -> None:
+    """Version 2, as CLONE_INTO_CGROUP has it."""
+    base = next((place for place in map(Path, GROUPS) if (place / "cgroup.controllers").exists()), None)
+    if base is None or not os.access(base, os.W_OK):
+        pytest.skip("no control groups of version 2 that are ours to make")
+    group = base / f"skillyard-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        fd = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
+        serving.clone(b"+", fd)
+        os.close(fd)
+        assert serving.hear() == READY
+        assert str(serving.pid) in (group / "cgroup.procs").read_text().split()
+        assert serving.end() == 0
+        assert "failed" in _in_no_group(serving)
+    finally:
+        for _ in range(200):
+            if not (group / "cgroup.procs").read_text().split():
+                break
+            os.sched_yield()
+        group.rmdir()
+
+
+def _in_no_group(serving: Serving) -> dict[str, Any]:
+    with open(os.devnull) as file:
+        answer = serving.clone(b"+", file.fileno())
+    serving.let_go()
+    return answer
+
+
+GROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
