@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skillyard.domain.errors import InvalidInput, shown
-from skillyard.faces.cli.options import data_dir_option, isolation_option
+from skillyard.faces.cli.options import data_dir_option, isolation_option, json_option
+from skillyard.faces.cli.render import calm
 
 if TYPE_CHECKING:
     from skillyard.config.settings import Settings
+    from skillyard.domain.sandbox.spec import Mount
     from skillyard.domain.work.record import RunRecord
     from skillyard.engine.commands.jail_order import JailOrder
+    from skillyard.faces.cli.jail.packages import Added
 
 _TIMEOUT, _OURS, _SIGNALLED = 124, 125, 128
 """Exit codes as timeout(1), env(1) and shells have them."""
@@ -33,7 +37,19 @@ class Grants:
     allow: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
+    mounts: tuple[Mount, ...] = ()
     labels: dict[str, str] = field(default_factory=dict)
+
+    def and_kept(self, kept: Mapping[str, Any]) -> Grants:
+        """Returns these grants with those that a package was added with."""
+        return replace(
+            self,
+            read=(*map(Path, kept["read"]), *self.read),
+            write=(*map(Path, kept["write"]), *self.write),
+            allow=(*kept["allow"], *self.allow),
+            env=(*kept["env"], *self.env),
+            secrets=(*kept["secrets"], *self.secrets),
+        )
 
     def under(self, settings: Settings, name: str | None) -> Grants:
         """Returns these grants with those of a profile. Raises InvalidInput for a profile that does not exist."""
@@ -70,33 +86,142 @@ def jail() -> None:
     """
 
 
-@jail.command("start", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
-@click.option("--allow", metavar="HOST", multiple=True, help="A host that it may reach, as api.x.com:443. May repeat.")
-@click.option("--read", type=click.Path(path_type=Path), metavar="DIR", multiple=True, help="A directory to read.")
-@click.option("--write", type=click.Path(path_type=Path), metavar="DIR", multiple=True, help="A directory to change.")
-@click.option("--env", metavar="NAME", multiple=True, help="A variable of this command's that it gets. May repeat.")
-@click.option("--secret", "secrets", metavar="NAME", multiple=True, help="A secret of the store that it gets.")
-@click.option("--profile", metavar="NAME", help="A profile of the settings (jail.profiles), whose grants it gets.")
+def grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of grants, under the names of :class:`Grants`, and ``profile``."""
+    for decorate in reversed(_OPTIONS):
+        command = decorate(command)
+    return command
+
+
+_PLACE = click.Path(path_type=Path)
+_OPTIONS = (
+    click.option("--allow", metavar="HOST", multiple=True, help="A host that it may reach, as api.x.com. May repeat."),
+    click.option("--read", type=_PLACE, metavar="DIR", multiple=True, help="A directory to read. May repeat."),
+    click.option("--write", type=_PLACE, metavar="DIR", multiple=True, help="A directory to change. May repeat."),
+    click.option("--env", metavar="NAME", multiple=True, help="A variable of this command's that it gets. May repeat."),
+    click.option("--secret", "secrets", metavar="NAME", multiple=True, help="A secret of the store that it gets."),
+    click.option("--profile", metavar="NAME", help="A profile of the settings (jail.profiles), whose grants it gets."),
+)
+_AS_IT_IS = {"allow_interspersed_args": False}
+
+
+@jail.command("start", context_settings=_AS_IT_IS)
+@grant_options
 @isolation_option("The boundary to run behind.")
 @data_dir_option
 @click.argument("command", nargs=-1, required=True)
 def start(
-    allow: tuple[str, ...],
-    read: tuple[Path, ...],
-    write: tuple[Path, ...],
-    env: tuple[str, ...],
-    secrets: tuple[str, ...],
-    profile: str | None,
-    isolation: str | None,
-    data_dir: Path | None,
-    command: tuple[str, ...],
+    command: tuple[str, ...], profile: str | None, isolation: str | None, data_dir: Path | None, **grants: Any
 ) -> None:
     """Run COMMAND in a jail. Its exit code is this command's; 128 and the number for a signal."""
     from skillyard.config.settings import load_settings
 
     settings = load_settings(data_dir=data_dir)
-    grants = Grants(read, write, allow, env, secrets).under(settings, profile)
-    sys.exit(perform(settings, grants, command, isolation))
+    sys.exit(perform(settings, Grants(**grants).under(settings, profile), command, isolation))
+
+
+@jail.command("add")
+@grant_options
+@data_dir_option
+@click.argument("name")
+@click.argument("command", nargs=-1, required=True)
+def add(name: str, command: tuple[str, ...], profile: str | None, data_dir: Path | None, **grants: Any) -> None:
+    """Fetch the package of COMMAND (npx, uvx or pipx run) once, and keep it as NAME.
+
+    It is fetched in a sandbox that reaches the registry alone, where its install scripts run, too. The options are what
+    NAME gets whenever it is run.
+    """
+    from skillyard.config.settings import load_settings
+    from skillyard.faces.cli.jail import home
+    from skillyard.faces.cli.jail.packages import parse
+
+    settings = load_settings(data_dir=data_dir)
+    Grants(**grants).under(settings, profile)  # a name that does not exist is told before anything is fetched
+    kept = {**{key: [str(value) for value in values] for key, values in grants.items()}, "profile": profile}
+    package, store = parse(command), home.packages(settings)
+    added = asyncio.run(store.add(settings, name, package, kept))
+    _tell_added(added)
+
+
+@jail.command("run")
+@grant_options
+@isolation_option("The boundary to run behind.")
+@data_dir_option
+@click.argument("name")
+@click.argument("args", nargs=-1)
+def run(
+    name: str,
+    args: tuple[str, ...],
+    profile: str | None,
+    isolation: str | None,
+    data_dir: Path | None,
+    **grants: Any,
+) -> None:
+    """Run the package that was added as NAME, with further ARGS. It reaches no registry."""
+    from skillyard.config.settings import load_settings
+    from skillyard.faces.cli.jail import home
+
+    settings = load_settings(data_dir=data_dir)
+    store = home.packages(settings)
+    found = store.find(name)
+    given = Grants(**grants).and_kept(found.grants).under(settings, profile).under(settings, found.grants["profile"])
+    given = replace(given, mounts=(store.mount(found),), labels={"jail": name})
+    sys.exit(perform(settings, given, (*found.start, *found.package.args, *args), isolation))
+
+
+@jail.command("list")
+@data_dir_option
+@json_option
+def list_(data_dir: Path | None, *, as_json: bool) -> None:
+    """List the packages that were added, with their grants."""
+    from skillyard.config.settings import load_settings
+    from skillyard.faces.cli.jail import home
+
+    store = home.packages(load_settings(data_dir=data_dir))
+    found = [store.find(name) for name in store.names()]
+    if as_json:
+        rows = [
+            {"name": one.name, "package": one.package.requirement, "digest": one.digest, "grants": dict(one.grants)}
+            for one in found
+        ]
+        click.echo(json.dumps(rows))
+        return
+    for one in found:
+        click.echo(f"{one.name}  {one.package.requirement}  {_granted(one.grants)}")
+
+
+@jail.command("remove")
+@data_dir_option
+@click.argument("name")
+def remove(name: str, data_dir: Path | None) -> None:
+    """Remove a package that was added."""
+    from skillyard.config.settings import load_settings
+    from skillyard.faces.cli.jail import home
+
+    home.packages(load_settings(data_dir=data_dir)).remove(name)
+    click.echo(f"removed {name}")
+
+
+def _tell_added(added: Added) -> None:
+    """Shows what was fetched, and what the package asked for meanwhile."""
+    one, network = added.installed, added.record.network or {}
+    click.echo(f"added {one.name}: {one.package.requirement}, sha256 {one.digest}")
+    for connection in network.get("connections", ()):
+        said = "reached" if connection["allowed"] else "was refused"
+        click.echo(f"  its build {said} {calm(connection['host'])}:{connection['port']}")
+    for name in one.scripts:
+        click.echo(f"  an install script ran in the build: {calm(name)}")
+    click.echo(f"  it gets {_granted(one.grants)}; start it with: skillyard jail run {one.name}")
+
+
+def _granted(grants: Mapping[str, Any]) -> str:
+    told = [f"--{name.rstrip('s') if name == 'secrets' else name} {value}" for name in _LISTS for value in grants[name]]
+    if grants["profile"]:
+        told.append(f"--profile {grants['profile']}")
+    return " ".join(told) or "nothing of the host"
+
+
+_LISTS = ("read", "write", "allow", "env", "secrets")
 
 
 def perform(settings: Settings, grants: Grants, command: Sequence[str], isolation: str | None) -> int:
@@ -134,6 +259,7 @@ async def _order(settings: Settings, grants: Grants, command: tuple[str, ...]) -
         rules=parse_rules(list(grants.allow), "allow"),
         secrets=await home.secrets(settings, grants.secrets),
         cwd=_cwd(each.path for each in directories),
+        mounts=grants.mounts,
         labels=grants.labels,
     )
 

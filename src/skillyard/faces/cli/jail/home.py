@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from skillyard.data_dir import DataDir, DataDirInUse
 from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.principal import DEFAULT_PROJECT, LOCAL
 from skillyard.domain.secret import Delivery, SecretAct, SecretEvent, bound_hosts
+from skillyard.faces.cli.jail.packages import Store
 
 if TYPE_CHECKING:
     from skillyard.config.settings import Settings
@@ -30,12 +31,9 @@ def base(settings: Settings) -> Path:
     return chosen.expanduser().absolute()
 
 
-def homes(settings: Settings) -> Iterator[Path]:
-    """Yields the data directories that jails have used."""
-    for number in itertools.count():
-        if not (home := base(settings) / str(number)).is_dir():
-            return
-        yield home
+def packages(settings: Settings) -> Store:
+    """Returns the packages that were added."""
+    return Store(base(settings) / "packages")
 
 
 @asynccontextmanager
