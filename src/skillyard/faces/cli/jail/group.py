@@ -132,13 +132,12 @@ def add(name: str, command: tuple[str, ...], profile: str | None, data_dir: Path
     NAME gets whenever it is run.
     """
     from skillyard.config.settings import load_settings
-    from skillyard.faces.cli.jail import home
-    from skillyard.faces.cli.jail.packages import parse
+    from skillyard.faces.cli.jail.packages import parse, store_of
 
     settings = load_settings(data_dir=data_dir)
     Grants(**grants).under(settings, profile)  # a name that does not exist is told before anything is fetched
     kept = {**{key: [str(value) for value in values] for key, values in grants.items()}, "profile": profile}
-    package, store = parse(command), home.packages(settings)
+    package, store = parse(command), store_of(settings)
     added = asyncio.run(store.add(settings, name, package, kept))
     _tell_added(added)
 
@@ -159,10 +158,10 @@ def run(
 ) -> None:
     """Run the package that was added as NAME, with further ARGS. It reaches no registry."""
     from skillyard.config.settings import load_settings
-    from skillyard.faces.cli.jail import home
+    from skillyard.faces.cli.jail.packages import store_of
 
     settings = load_settings(data_dir=data_dir)
-    store = home.packages(settings)
+    store = store_of(settings)
     found = store.find(name)
     given = Grants(**grants).and_kept(found.grants).under(settings, profile).under(settings, found.grants["profile"])
     given = replace(given, mounts=(store.mount(found),), labels={"jail": name})
@@ -175,9 +174,9 @@ def run(
 def list_(data_dir: Path | None, *, as_json: bool) -> None:
     """List the packages that were added, with their grants."""
     from skillyard.config.settings import load_settings
-    from skillyard.faces.cli.jail import home
+    from skillyard.faces.cli.jail.packages import store_of
 
-    store = home.packages(load_settings(data_dir=data_dir))
+    store = store_of(load_settings(data_dir=data_dir))
     found = [store.find(name) for name in store.names()]
     if as_json:
         rows = [
@@ -196,9 +195,9 @@ def list_(data_dir: Path | None, *, as_json: bool) -> None:
 def remove(name: str, data_dir: Path | None) -> None:
     """Remove a package that was added."""
     from skillyard.config.settings import load_settings
-    from skillyard.faces.cli.jail import home
+    from skillyard.faces.cli.jail.packages import store_of
 
-    home.packages(load_settings(data_dir=data_dir)).remove(name)
+    store_of(load_settings(data_dir=data_dir)).remove(name)
     click.echo(f"removed {name}")
 
 

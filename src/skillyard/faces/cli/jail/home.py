@@ -13,7 +13,6 @@ from skillyard.data_dir import DataDir, DataDirInUse
 from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.principal import DEFAULT_PROJECT, LOCAL
 from skillyard.domain.secret import Delivery, SecretAct, SecretEvent, bound_hosts
-from skillyard.faces.cli.jail.packages import Store
 
 if TYPE_CHECKING:
     from skillyard.config.settings import Settings
@@ -29,11 +28,6 @@ def base(settings: Settings) -> Path:
     foreign = os.environ.get(BASE_DIR)
     chosen = settings.jail.dir or (Path(foreign) if foreign else DataDir(settings.data_dir).jails)
     return chosen.expanduser().absolute()
-
-
-def packages(settings: Settings) -> Store:
-    """Returns the packages that were added."""
-    return Store(base(settings) / "packages")
 
 
 @asynccontextmanager

@@ -24,6 +24,7 @@ from skillyard.domain.errors import InvalidInput, SkillyardError, shown
 from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import Mount, Stream
 from skillyard.domain.work.limits import Limits
+from skillyard.faces.cli.jail import home
 
 if TYPE_CHECKING:
     from skillyard.config.settings import Settings
@@ -205,6 +206,11 @@ class Store:
         return Added(found, record)
 
 
+def store_of(settings: Settings) -> Store:
+    """Returns the packages that were added."""
+    return Store(home.base(settings) / "packages")
+
+
 @dataclass(frozen=True, slots=True)
 class Added:
     """A package that was just fetched, and the record of its build."""
@@ -263,7 +269,6 @@ async def _built(settings: Settings, package: Package, tree: Path) -> tuple[RunR
     """Unpacks a package's files below ``tree``; returns the build's record and their digest."""
     from skillyard.domain.principal import LOCAL
     from skillyard.engine.network.refusals import refusal
-    from skillyard.faces.cli.jail import home
     from skillyard.tar_receiver import ReceiverLimits, receive_tar
 
     order = _order(settings, package)
