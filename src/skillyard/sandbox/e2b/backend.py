@@ -35,7 +35,7 @@ from skillyard.sandbox.content import ContentCache
 from skillyard.sandbox.e2b import stage
 from skillyard.sandbox.e2b.channel import CommandChannel
 from skillyard.sandbox.e2b.lifetime import Lifetime, span
-from skillyard.sandbox.e2b.order import ARCHIVE, LEASE_S, ORDER, lacking, order, pack
+from skillyard.sandbox.e2b.order import ARCHIVE, LEASE_S, lacking, order, pack
 from skillyard.sandbox.e2b.probe import LOOK, NAME, WITHOUT, absent, judge
 from skillyard.sandbox.e2b.provider import ROOT, KeyStore, Machine, Provider, unknown
 from skillyard.sandbox.e2b.template import guest_name, stage_source
@@ -72,6 +72,8 @@ class E2bSandbox(AgentSandbox):
     """A sandbox whose machine outlives each program that is started in it."""
 
     lifetime: Lifetime
+    began = 0.0
+    """By the clock of the provider, or of this server that made it."""
 
     async def start(
         self,
@@ -200,8 +202,9 @@ class E2bBackend:
         ttl_s = span(spec.limits.timeout_ms, self._settings.max_ttl_s)
         try:
             machine = await self._created(template, metadata, ttl_s)
-            await self._set_up(machine, spec, template, self._key_of(nonce))
-            return await self._attached(machine, metadata, ttl_s)
+            began = time.time()
+            channel = await self._set_up(machine, spec, template, self._key_of(nonce))
+            return await self._attached(machine, metadata, ttl_s, began, channel)
         except BaseException:
             await asyncio.shield(self._remove(key, nonce))
             raise
@@ -216,13 +219,16 @@ class E2bBackend:
                 await asyncio.sleep(_AGAIN_S)
         return await self._provider.create(template, metadata, ttl_s, key)
 
-    async def _set_up(self, machine: AsyncSandbox, spec: SandboxSpec, template: str, key: bytes) -> None:
-        """Uploads what the machine lacks and has its stage make the sandbox. Raises SandboxFault."""
+    async def _set_up(self, machine: AsyncSandbox, spec: SandboxSpec, template: str, key: bytes) -> CommandChannel:
+        """Uploads what the machine lacks and has its stage make the sandbox; returns the first channel to its agent.
+
+        Raises SandboxFault.
+        """
         known = self._machines.get(template)
         source = f"{stage.ROOT}/stage-{hashlib.sha256(stage_source()).hexdigest()[:16]}.py"
         if known is None:
             await self._upload(machine, source, stage_source())
-            known = self._machines[template] = _checked(await self._staged(machine, f"{source} look"))
+            known = self._machines[template] = _checked(await self._looked(machine, source))
         guest = f"{stage.BAKED}/guests/{guest_name()}.pyz"
         _fit(spec, template, known)
         uploads: dict[str, bytes] = {}
@@ -234,41 +240,38 @@ class E2bBackend:
             guest = f"{stage.ROOT}/{guest_name()}.pyz"
             uploads[guest] = guest_bundle()
         given = order(spec, key.hex(), guest, int(known["processors"]))
-        uploads[ORDER] = json.dumps(given).encode()
         if content := lacking(spec, frozenset(known["content"])):
             with tempfile.TemporaryFile() as packed:
                 await to_its_end(pack, content, packed)
                 packed.seek(0)
                 await self._upload(machine, ARCHIVE, packed)
         await asyncio.gather(*(self._upload(machine, path, data) for path, data in uploads.items()))
-        told = await self._staged(machine, f"{source} start {ORDER}")
-        self._machines[template] = _checked(told)
+        channel = await CommandChannel.open(self._provider, machine, f"exec python3 -I -S {source} start")
+        try:
+            told = await _started(channel, json.dumps(given).encode())
+        except BaseException:
+            self._machines.pop(template, None)  # it may have been built anew
+            channel.close()
+            raise
+        self._machines[template] = {**known, "groups": told["groups"]}
+        return channel
 
     async def _upload(self, machine: AsyncSandbox, path: str, data: Any) -> None:
         with self._provider.told():
             await machine.files.write(path, data, user=ROOT, use_octet_stream=True, request_timeout=_BOUND_S)
 
-    async def _staged(self, machine: AsyncSandbox, words: str) -> Mapping[str, Any]:
-        """Returns what the stage tells. Raises SandboxFault with its reason."""
+    async def _looked(self, machine: AsyncSandbox, source: str) -> Mapping[str, Any]:
+        """Returns what the stage tells of a machine. Raises SandboxFault with its reason."""
         from e2b import CommandExitException
 
         with self._provider.told():
             try:
                 ended: Any = await machine.commands.run(
-                    f"exec python3 -I -S {words}", user=ROOT, cwd="/", timeout=_BOUND_S
+                    f"exec python3 -I -S {source} look", user=ROOT, cwd="/", timeout=_BOUND_S
                 )
             except CommandExitException as error:
                 ended = error
-        try:
-            told = parse_json(ended.stdout.encode(errors="replace"))
-        except BadJson:
-            told = None
-        if not isinstance(told, dict):
-            said = "".join(c if c.isprintable() else " " for c in ended.stderr[-300:])
-            raise SandboxFault(f"python3 does not run as root in the machine: {said}; {_MEND}")
-        if "error" in told:
-            raise SandboxFault(f"the sandbox could not be made in its machine: {shown(told['error'])}")
-        return told
+        return _told(ended.stdout.encode(errors="replace"), ended.stderr)
 
     async def attach(self, handle: str) -> E2bSandbox:
         if (sandbox := self._open.get(handle)) is not None:
@@ -277,9 +280,17 @@ class E2bBackend:
         if found is None or not found.running or not self._is_ours(found):
             raise unknown(handle)
         ttl_s = span(_timeout_ms(found), self._settings.max_ttl_s)
-        return await self._attached(await self._provider.connect(handle, ttl_s), found.metadata, ttl_s)
+        machine = await self._provider.connect(handle, ttl_s)
+        return await self._attached(machine, found.metadata, ttl_s, found.started)
 
-    async def _attached(self, machine: AsyncSandbox, metadata: Mapping[str, str], ttl_s: int) -> E2bSandbox:
+    async def _attached(
+        self,
+        machine: AsyncSandbox,
+        metadata: Mapping[str, str],
+        ttl_s: int,
+        began: float,
+        channel: CommandChannel | None = None,
+    ) -> E2bSandbox:
         try:
             owner, timeout_ms = Owner(metadata[_OWNER]), int(metadata[_TIMEOUT])
             enforced = {
@@ -293,9 +304,10 @@ class E2bBackend:
         handle = str(machine.sandbox_id)
         if not _HANDLE.fullmatch(handle):
             raise SandboxFault(f"the provider names a machine {shown(handle)}, which cannot be")
-        reach = Reach(self._opener(machine), key)
+        reach = Reach(self._opener(machine, channel), key)
         sandbox = E2bSandbox(reach, handle, enforced, timeout_ms=timeout_ms, lease_s=lease_s, gate=self._gate)
         sandbox.lifetime = Lifetime(self._provider, handle, ttl_s, self._settings.max_ttl_s, ttl_s)
+        sandbox.began = began
         try:
             await sandbox.connect()
         except BaseException:
@@ -303,8 +315,13 @@ class E2bBackend:
             raise
         return self._open.setdefault(handle, sandbox)
 
-    def _opener(self, machine: AsyncSandbox) -> Opener:
+    def _opener(self, machine: AsyncSandbox, first: CommandChannel | None) -> Opener:
+        opened = [] if first is None else [first]
+
         async def open_channel() -> tuple[CommandChannel, CommandChannel]:
+            if opened:
+                channel = opened.pop()
+                return channel, channel
             while True:
                 try:
                     channel = await CommandChannel.open(self._provider, machine, _CHANNEL)
@@ -330,31 +347,25 @@ class E2bBackend:
 
     async def _destroy(self, handle: str) -> Usage:
         sandbox, used = self._open.pop(handle, None), Usage()
-        if sandbox is not None:
+        if sandbox is not None:  # it is ours, and lived until now
             with suppress(SandboxFault):
                 used = await sandbox.end()
             await sandbox.close()
-        found = await self._provider.find(handle) if _HANDLE.fullmatch(handle) else None
-        if found is None or not self._is_ours(found):
-            return Usage()
-        await self._killed(found.id)
-        wall_ms = max(0.0, time.time() - found.started) * 1000
-        return Usage(used.cpu_ms, used.peak_memory_bytes, wall_ms)
-
-    async def _killed(self, id: str) -> None:
-        """Ends a machine; returns when the provider does not have it any more. Raises SandboxFault."""
+            began = sandbox.began
+        else:
+            found = await self._provider.find(handle) if _HANDLE.fullmatch(handle) else None
+            if found is None or not self._is_ours(found):
+                return Usage()
+            began = found.started
         async with asyncio.timeout(_BOUND_S):
-            while True:
-                await self._provider.kill(id)
-                if await self._provider.find(id) is None:
-                    return
-                await asyncio.sleep(_AGAIN_S)
+            await self._provider.kill(handle)  # its answer says that the machine is gone
+        return Usage(used.cpu_ms, used.peak_memory_bytes, max(0.0, time.time() - began) * 1000)
 
     async def _remove(self, key: str, nonce: str) -> None:
         """Ends the machine of a failed :meth:`_make`. Where that fails too, its time or the survey ends it."""
         with suppress(SkillyardError, TimeoutError):
             async for one in self._provider.list({_SERVER: self._server(), _KEY: key, _NONCE: nonce}):
-                await self._killed(one.id)
+                await self._provider.kill(one.id)
 
     async def reach(self) -> None:
         """Asks the provider once a minute, or at each look while it is silent.
@@ -406,6 +417,33 @@ def _fit(spec: SandboxSpec, template: str, seen: Mapping[str, Any]) -> None:
     if spec.environment.packages is not None and want != has:
         told = [f"Python {version[0]}.{version[1]} on {machine}" for version, machine in (want, has)]
         raise InvalidInput("environment", f"its packages are for {told[0]}, and '{template}' has {told[1]}")
+
+
+async def _started(channel: CommandChannel, order: bytes) -> Mapping[str, Any]:
+    """Gives the stage at the other end its order; returns what it tells. Raises SandboxFault."""
+    channel.write(b"%08x" % len(order) + order)
+    try:
+        async with asyncio.timeout(_BOUND_S):
+            told = _told(await channel.line(), "")
+    except (EOFError, TimeoutError) as error:
+        raise SandboxFault(f"the machine's stage told nothing: {error or f'{_BOUND_S:.0f} s are over'}") from None
+    if not isinstance(told.get("groups"), list):
+        raise SandboxFault("the machine told of its sandbox in no form that we know")
+    return told
+
+
+def _told(said: bytes, complaint: str) -> dict[str, Any]:
+    """Returns what the stage told. Raises SandboxFault."""
+    try:
+        told = parse_json(said)
+    except BadJson:
+        told = None
+    if not isinstance(told, dict):
+        text = "".join(c if c.isprintable() else " " for c in complaint[-300:])
+        raise SandboxFault(f"python3 does not run as root in the machine: {text}; {_MEND}")
+    if "error" in told:
+        raise SandboxFault(f"the sandbox could not be made in its machine: {shown(told['error'])}")
+    return told
 
 
 def _checked(told: Mapping[str, Any]) -> Mapping[str, Any]:

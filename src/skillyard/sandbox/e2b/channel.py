@@ -22,6 +22,7 @@ _PIECES = 64
 _BATCH = 1 << 20
 _HIGH = 1 << 20
 """Bytes of input that wait before a writer does."""
+_LINE = 64 * 1024
 _REFUSED = 64
 """The exit status of an end that met no agent."""
 
@@ -78,6 +79,16 @@ class CommandChannel:
         most = len(self._left) if n < 0 else n
         data, self._left = self._left[:most], self._left[most:]
         return data
+
+    async def line(self) -> bytes:
+        """Returns the first line, without its end; what came until then where the command ended before."""
+        found = b""
+        while b"\n" not in found and len(found) < _LINE:
+            if not (data := await self.read()):
+                return found
+            found += data
+        line, _, self._left = found.partition(b"\n")
+        return line
 
     def write(self, data: bytes, /) -> None:
         self._waiting += data

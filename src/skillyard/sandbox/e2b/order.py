@@ -20,7 +20,7 @@ from skillyard.sandbox.oci import calls, container
 UID = 65_532
 LEASE_S = 60.0
 """How long programs that belong to a server outlive it; longer than on a host, as the way to a provider is longer."""
-ORDER, ARCHIVE = f"{stage.ROOT}/order.json", f"{stage.ROOT}/content.tar"
+ARCHIVE = f"{stage.ROOT}/content.tar"
 _STACK = 8 << 20
 SPARE = 3
 """Processes of ours: bubblewrap's, the agent, and a program that makes others or a worker for files."""

@@ -6,17 +6,20 @@ privileges; its socket and the ends of its channels are outside, where foreign c
 as it is, so it imports the standard library only::
 
     python3 -I -S stage.py look          tell what the machine has, as one JSON object; fail where a tool is missing
-    python3 -I -S stage.py start ORDER   make the sandbox that the file ORDER describes, and tell the same
+    python3 -I -S stage.py start         make the sandbox that standard input describes and tell so in one line; then
+                                         be the end of the first channel to its agent
+
+The description is JSON behind its length, which has eight hexadecimal digits. Every start of a sandbox waits for these
+imports, so there are few.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
-import shutil
 import site
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -34,7 +37,9 @@ AGENT = ROOT / "guest.pyz"
 """The guest of the agent that runs, whatever this file is later."""
 PLACES = {"workspace": "/workspace", "tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108 - of the sandbox
 GUEST = "/run/guest.pyz"
-TOOLS = ("bwrap", "setpriv", "setsid", "mount")
+TOOLS = ("bwrap", "setpriv", "mount")
+_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+_HEAD = 8
 _ETC = ("ssl", "ca-certificates", "alternatives", "ld.so.cache", "localtime", "mime.types")
 _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
 _DEBIAN = "/usr/lib/python3/dist-packages"
@@ -46,23 +51,43 @@ _FILES_PER_MB = 1024
 def main(arguments: list[str]) -> int:
     """Returns the exit status. A failure is told as ``{"error": …}``."""
     try:
-        if arguments[:1] == ["look"]:
+        if arguments == ["look"]:
             told = machine()
-        elif len(arguments) == 2 and arguments[0] == "start":
-            told = start(Path(arguments[1])) | machine()
+        elif arguments == ["start"]:
+            told = _made(json.loads(_read(int(_read(_HEAD), 16))))
         else:
-            raise ValueError("usage: stage.py look | start ORDER")
-    except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+            raise ValueError("usage: stage.py look | start")
+    except (OSError, ValueError, KeyError) as error:
         told = {"error": f"{type(error).__name__}: {error}"[:500]}
     print(json.dumps(told), flush=True)  # noqa: T201 - this is the answer
-    return 1 if "error" in told or told["missing"] else 0
+    if "error" in told or told.get("missing"):
+        return 1
+    return _channel() if arguments == ["start"] else 0
+
+
+def _read(size: int) -> bytes:
+    """Returns so many bytes of standard input, and leaves those behind them. Raises ValueError at its end."""
+    found = b""
+    while len(found) < size:
+        if not (piece := os.read(0, size - len(found))):
+            raise ValueError("the order did not come whole")
+        found += piece
+    return found
+
+
+def _channel() -> int:
+    """Joins standard input and output to the agent, as another command does for each later channel."""
+    (ROOT / "channel.pid").write_text(str(os.getpid()))
+    sys.path.insert(0, str(AGENT))
+    agent = importlib.import_module("skillyard_guest.agent.command")
+    return int(agent.main(["text", str(SOCKET)], str(AGENT)))
 
 
 def machine() -> dict[str, Any]:
     """Returns an account of the machine."""
     stage = BAKED / "stage.py"
     return {
-        "missing": [tool for tool in TOOLS if shutil.which(tool) is None],
+        "missing": _missing(),
         "root": os.geteuid() == 0,
         "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         "release": os.uname().release,
@@ -83,17 +108,27 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def _missing() -> list[str]:
+    places = _ENVIRONMENT["PATH"].split(":")
+    return [tool for tool in TOOLS if not any(os.access(f"{place}/{tool}", os.X_OK) for place in places)]
+
+
 def start(at: Path) -> dict[str, Any]:
-    """Makes the sandbox of an order; returns the agent's process and the limits in force.
+    """Makes the sandbox of the order in a file; returns the agent's process and the limits in force.
 
     Raises ValueError.
     """
     order = json.loads(at.read_text())
     at.unlink()
-    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
+    return _made(order)
+
+
+def _made(order: dict[str, Any]) -> dict[str, Any]:
+    if missing := _missing():
         raise ValueError(f"the template lacks {', '.join(missing)}")
     if order["filters"].get(os.uname().machine) is None:
         raise ValueError(f"no filter of system calls is known for {os.uname().machine}")
+    ROOT.mkdir(mode=0o755, parents=True, exist_ok=True)
     _unpack(order)
     AGENT.symlink_to(order["guest"])
     groups = _group(order["group"])
@@ -175,7 +210,9 @@ def _make_places(order: dict[str, Any]) -> None:
     for directory in (places, etc):
         directory.mkdir(mode=0o755, exist_ok=True)
     options = f"size={size}m,nr_inodes={max(4096, size * _FILES_PER_MB)},mode=0755,nosuid,nodev"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(places)], check=True)
+    mount = os.posix_spawnp("mount", ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(places)], _ENVIRONMENT)
+    if status := os.waitpid(mount, 0)[1]:
+        raise OSError(f"mount ended with status {os.waitstatus_to_exitcode(status)}")
     for name in PLACES:
         (places / name).mkdir(mode=0o700)
         os.chown(places / name, uid, uid)
@@ -209,23 +246,34 @@ def _launch(order: dict[str, Any], groups: dict[str, Path]) -> int:
         said.write(json.dumps(settings).encode() + b"\n")
         said.seek(0)
         agent = [sys.executable, "-I", "-S", GUEST, "agent", "listen", f"fd:{listener.fileno()}"]
-        words = ["setsid", "--fork", *_words(order, groups, info), "--", *_become(order["uid"]), *agent]
-        join = "".join(f"echo 0 > {group}/cgroup.procs; " for group in sorted(set(map(str, groups.values()))))
-        subprocess.run(
-            ["/bin/sh", "-ec", f'{join}exec "$@"', "stage", *words],
-            stdin=said,
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            pass_fds=(listener.fileno(), info),
-            env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
-            check=True,
-        )
+        words = [*_words(order, groups, info), "--", *_become(order["uid"]), *agent]
+        given = {0: said.fileno(), 1: os.open(os.devnull, os.O_WRONLY), 2: log.fileno()}
+        _apart(words, sorted(set(groups.values())), given, (listener.fileno(), info))
         os.close(info)
         text = telling.read()
     try:
         return int(json.loads(text)["child-pid"])
     except ValueError:
         raise ValueError(f"bubblewrap failed: {(ROOT / 'log').read_text('utf-8', 'replace')[:300]}") from None
+
+
+def _apart(words: list[str], groups: list[Path], given: dict[int, int], kept: tuple[int, ...]) -> None:
+    """Starts a command in a session of its own, as a child of the machine's first process, in control groups."""
+    if child := os.fork():
+        os.waitpid(child, 0)
+        return
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            for group in groups:
+                (group / "cgroup.procs").write_text("0")
+            for number, opened in given.items():
+                os.dup2(opened, number)
+            for opened in kept:
+                os.set_inheritable(opened, True)
+            os.execvpe(words[0], words, _ENVIRONMENT)  # noqa: S606
+    finally:
+        os._exit(0)
 
 
 def _words(order: dict[str, Any], groups: dict[str, Path], info: int) -> Iterator[str]:
