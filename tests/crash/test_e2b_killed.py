@@ -73,11 +73,11 @@ def serve(provider: StandIn, tmp_path: Path) -> Iterator[Callable[..., Server]]:
     assert left == {}
 
 
-async def _keep_key(data_dir: Path) -> None:
+async def _keep_key(data_dir: Path, key: str = API_KEY) -> None:
     settings = load_settings(data_dir=data_dir)
-    data_dir.mkdir(mode=0o700)
+    data_dir.mkdir(mode=0o700, exist_ok=True)
     store, _ = make_sealed_stores(settings.secrets, DataDir(data_dir))
-    await store.set("E2B_API_KEY", API_KEY, SecretScope("skillyard", "skillyard-e2b"))
+    await store.set("E2B_API_KEY", key, SecretScope("skillyard", "skillyard-e2b"))
 
 
 def test_a_command_has_its_skill_in_a_machine_that_ends_with_it(
@@ -209,6 +209,20 @@ def test_a_server_that_starts_while_the_provider_is_away_waits_for_it(
             until(lambda: readiness(server)[0] == 200, 60, "it is back")
             ended = client.task_watch(task, timeout_sec=90, tail_bytes=12)
             assert (ended["status"], ended["stdout_tail"]) == ("succeeded", "49999\n50000\n"), ended
+
+
+def test_a_server_with_a_wrong_key_waits_for_the_right_one(serve: Callable[..., Server], tmp_path: Path) -> None:
+    asyncio.run(_keep_key(tmp_path / "data", "e2b_fedcba9876543210"))
+    with serve() as server, server.client() as client:
+        status, told = readiness(server)
+        assert status == 503
+        assert "cannot be used" in told["dead"]["e2b"]
+        until(lambda: "refuses the API key" in server.log(), 60, "the log has the reason")
+        assert "e2b_fedcba9876543210" not in server.log()
+        assert client.run_cmd(SKILL, "true", limits=SMALL)["status"] == "failed"
+        asyncio.run(_keep_key(tmp_path / "data"))
+        until(lambda: readiness(server)[0] == 200, 90, "it is tried again")
+        assert client.run_cmd(SKILL, "true", limits=SMALL)["status"] == "succeeded"
 
 
 def test_a_provider_that_throttles_or_fails_is_named(serve: Callable[..., Server], provider: StandIn) -> None:

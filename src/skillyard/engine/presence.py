@@ -1,4 +1,4 @@
-"""Backends whose engine or server is away for a while, and their return."""
+"""Backends whose engine or server is away or cannot be used for a while, and their return."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _FIRST_S = 0.2
 """Seconds before the first look at one that went away; each pause is twice the one before, up to the next value."""
 _MOST_S = 4.0
 _REACH_S = 10.0
-_TOLD = "its engine or server does not answer; the log has the reason"
+_PROBE_S = 30.0
+"""Seconds between two probes of one that answers and cannot be used: a probe may make a sandbox."""
+_TOLD = "its engine or server does not answer, or cannot be used; the log has the reason"
 
 
 class Presence:
@@ -43,6 +45,7 @@ class Presence:
         self._warm_up = warm_up
         self._since: dict[str, tuple[float, int]] = {}
         """When each went away, and the looks since."""
+        self._probe_at: dict[str, float] = {}
 
     @property
     def default_away(self) -> dict[str, str]:
@@ -50,7 +53,8 @@ class Presence:
         default = self._backends.default
         if default is None:
             return {}
-        why = self.away.get(default.name, _TOLD if default.probe.away else "")
+        waited_for = not default.probe.ready and isinstance(default.backend, Remote)
+        why = self.away.get(default.name, _TOLD if waited_for else "")
         return {default.name: why} if why else {}
 
     async def watch(self) -> None:
@@ -79,10 +83,15 @@ class Presence:
     async def _take_back(self, name: str) -> None:
         """Makes use of a backend that answers. Raises SandboxFault, BackendAway."""
         offer = next((offer for offer in self._backends.offers if offer.name == name), None)
-        if offer is not None and (name in self.away or offer.probe.away):
+        if offer is not None and (name in self.away or not offer.probe.ready):
+            if not isinstance(offer.backend, Remote) or self._clock.monotonic() < self._probe_at.get(name, 0.0):
+                return
             offer = await self._backends.again(name)
             if offer.probe.away:
                 raise BackendAway(offer.probe.away)
+            if not offer.probe.ready:
+                self._probe_at[name] = self._clock.monotonic() + _PROBE_S
+                raise BackendAway(f"the backend '{name}' cannot be used: {offer.refusal}")
             if self._backends.default is offer:
                 self.returned(offer)
                 await self._warm_up()

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from skillyard.domain.errors import BackendAway, SkillyardError
+from skillyard.domain.errors import BackendAway, SandboxFault, SkillyardError
 from skillyard.domain.sandbox.spec import Held, Owner
 from skillyard.domain.work.record import Outcome, RunRecord
 from skillyard.engine.observer import Fault, Observer, Recovered, Swept
@@ -21,7 +21,7 @@ from skillyard.ports.blobs import BlobStore
 from skillyard.ports.clock import Clock
 from skillyard.ports.gate import Gate
 from skillyard.ports.records import JobStore, RecordStore
-from skillyard.ports.sandbox import Backend
+from skillyard.ports.sandbox import Backend, Remote
 
 STRAY_AFTER_S = 60.0
 JUMP_S = 3600.0
@@ -247,12 +247,17 @@ class Reaper:
         return sum([await self._records.finish(ended(record, why, self._clock.now())) for record in records])
 
     async def _survey(self, away: dict[str, str]) -> list[tuple[Backend, Held]]:
-        """Returns the sandboxes of all backends. Those that are away are added to ``away``."""
+        """Returns the sandboxes of all backends.
+
+        Those that are away, or whose engine or server refuses us, are added to ``away``.
+        """
         found: list[tuple[Backend, Held]] = []
         for backend in self._backends:
             try:
                 found += [(backend, held) for held in await backend.survey()]
-            except BackendAway as error:
+            except SandboxFault as error:
+                if not isinstance(error, BackendAway) and not isinstance(backend, Remote):
+                    raise
                 away[backend.name] = error.message
         return found
 

@@ -44,6 +44,7 @@ from skillyard.faces.news import News
 from skillyard.faces.observability.logs import fan_out, log_event, logging_to
 from skillyard.faces.observability.metrics import Metrics
 from skillyard.faces.rpc.dispatcher import Dispatcher, Invoke
+from skillyard.ports.sandbox import Remote
 from skillyard.ports.tokens import TokenStore
 from skillyard.runtime import Runtime
 
@@ -148,7 +149,7 @@ class _Process:
             app.services.endpoints.own_port = self._sock.getsockname()[1]
             offer = app.backends.default
             assert offer is not None, "it was probed at the start"
-            if not offer.probe.away:  # one that is away is waited for
+            if offer.probe.ready or not isinstance(offer.backend, Remote):  # an engine or a server is waited for
                 offer.check_ready()
             if not self._no_auth:
                 await ensure_owner_token(self._runtime.tokens, data_dir / "token")
@@ -180,7 +181,9 @@ class _Process:
         """Logs facts for the operator before the server is used."""
         for stronger in backends.passed_over:
             logger.warning("the stronger isolation '%s' was passed over: %s", stronger.name, stronger.refusal)
-        if offer.name != backends.strongest:
+        if not offer.probe.ready:
+            logger.warning("%s; it is tried again", offer.refusal)
+        elif offer.name != backends.strongest:
             missing = ", ".join(name for name, p in offer.probe.protections.items() if p.level is Level.MISSING)
             logger.warning("runs are isolated by '%s'; missing here: %s", offer.name, missing or "nothing")
         for name, profile in self._settings.profiles.items():
