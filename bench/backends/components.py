@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,10 @@ from skillyard.data_dir import DataDir
 from skillyard.domain.secret import SecretScope
 from skillyard.ports.sandbox import Backend
 from skillyard.sandbox.e2b.provider import KEY_PROJECT, KEY_SKILL
-from skillyard.sandbox.registry import Place, kind
+from skillyard.sandbox.registry import BACKENDS, Place, kind
 from skillyard.testing.twin_gate import TwinGate
 from skillyard.wiring import make_sealed_stores
-from tests.conformance.sandbox import e2b_ground, oci_ground, opensandbox_ground
+from tests.conformance.sandbox import e2b_ground, gvisor_ground, oci_ground, opensandbox_ground
 from tests.hosts.e2b_server import API_KEY
 
 _OURS = Path("/usr/local/lib/skillyard-ci")
@@ -93,9 +94,9 @@ def _landlock(_: Path) -> Iterator[Component]:
 def _gvisor(scratch: Path) -> Iterator[Component]:
     program = _program("runsc", "SKILLYARD_GVISOR__RUNSC", _OURS / "runsc")
     used = bare.RunscRun(program, scratch / "runsc") if os.geteuid() == 0 else None
-    yield Component(
-        {"runsc": _said(program, "--version").split()[-1]}, {"gvisor": {"runsc": program}}, used, patience=4.0
-    )
+    versions = {"runsc": _said(program, "--version").split()[-1]}
+    ground = {"witness": gvisor_ground._witness}
+    yield Component(versions, {"gvisor": {"runsc": program}}, used, patience=4.0, ground=ground)
 
 
 @contextmanager
@@ -153,6 +154,18 @@ def _opensandbox(scratch: Path) -> Iterator[Component]:
         yield Component(versions, {"opensandbox": given}, bare.OpenSandboxSdk(settings), BEYOND, patience=3.0)
 
 
+@contextmanager
+def _microvm(_: Path) -> Iterator[Component]:
+    ground = import_module("tests.conformance.sandbox.microvm_ground")
+    beyond = import_module("tests.conformance.sandbox.test_microvm_backend").BEYOND
+    image = Path(ground.IMAGE)
+    if not image.exists():
+        raise Lacking(f"{image} is not there: .ci/setup long makes it")
+    settings = {"microvm": {**ground.SETTINGS.model_dump(), "image": str(image)}}
+    versions = {"QEMU": _said("qemu-system-x86_64", "--version").split("version ")[-1], "accelerator": "emulation"}
+    yield Component(versions, settings, beyond=beyond, patience=10.0)
+
+
 COMPONENTS: dict[str, Open] = {
     "native": _native,
     "gvisor": _gvisor,
@@ -161,6 +174,7 @@ COMPONENTS: dict[str, Open] = {
     "srt": _srt,
     "e2b": _e2b,
     "opensandbox": _opensandbox,
+    **({"microvm": _microvm} if "microvm" in BACKENDS else {}),
 }
 """How the component of each backend is started: a backend that joins the registry has one row here."""
 
