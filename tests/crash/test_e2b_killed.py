@@ -16,7 +16,7 @@ import pytest
 
 from skillyard.config.settings import load_settings
 from skillyard.data_dir import DataDir
-from skillyard.domain.errors import SkillyardError
+from skillyard.domain.errors import ProtectionMissing, SkillyardError
 from skillyard.domain.secret import SecretScope
 from skillyard.wiring import make_sealed_stores
 from tests.conformance.sandbox import e2b_ground
@@ -219,7 +219,8 @@ def test_a_server_with_a_wrong_key_waits_for_the_right_one(serve: Callable[..., 
         assert "cannot be used" in told["dead"]["e2b"]
         until(lambda: "refuses the API key" in server.log(), 60, "the log has the reason")
         assert "e2b_fedcba9876543210" not in server.log()
-        assert client.run_cmd(SKILL, "true", limits=SMALL)["status"] == "failed"
+        with pytest.raises(ProtectionMissing, match="refuses the API key"):
+            client.run_cmd(SKILL, "true", limits=SMALL)
         asyncio.run(_keep_key(tmp_path / "data"))
         until(lambda: readiness(server)[0] == 200, 90, "it is tried again")
         assert client.run_cmd(SKILL, "true", limits=SMALL)["status"] == "succeeded"
