@@ -79,7 +79,7 @@ Open = Callable[[Path], AbstractContextManager[Component]]
 def _native(_: Path) -> Iterator[Component]:
     shown = (sys.base_prefix,) if not sys.base_prefix.startswith("/usr") else ()
     wrapped = bare.bubblewrap(shown) if shutil.which("bwrap") else None
-    yield Component({"kernel": os.uname().release, "bubblewrap": _said("bwrap", "--version")}, bare=wrapped)
+    yield Component({"kernel": _kernel(), "bubblewrap": _said("bwrap", "--version").split()[-1]}, bare=wrapped)
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def _landlock(_: Path) -> Iterator[Component]:
     from tests.conformance.sandbox.test_landlock_backend import VARIABLES
 
     ground = {"variables": VARIABLES, "keeps_bounding_set": os.geteuid() != 0}
-    yield Component({"kernel": os.uname().release}, ground=ground)
+    yield Component({"kernel": _kernel()}, ground=ground)
 
 
 @contextmanager
@@ -177,6 +177,10 @@ COMPONENTS: dict[str, Open] = {
     **({"microvm": _microvm} if "microvm" in BACKENDS else {}),
 }
 """How the component of each backend is started: a backend that joins the registry has one row here."""
+
+
+def _kernel() -> str:
+    return os.uname().release.partition("-")[0]
 
 
 def _program(name: str, variable: str, installed: Path) -> str:

@@ -220,7 +220,7 @@ class E2bBackend:
         return await self._provider.create(template, metadata, ttl_s, key)
 
     async def _set_up(self, machine: AsyncSandbox, spec: SandboxSpec, template: str, key: bytes) -> CommandChannel:
-        """Uploads what the machine lacks and has its stage make the sandbox; returns the first channel to its agent.
+        """Has the stage of a machine make the sandbox; returns the first channel to its agent.
 
         Raises SandboxFault.
         """

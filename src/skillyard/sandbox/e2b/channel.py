@@ -81,7 +81,7 @@ class CommandChannel:
         return data
 
     async def line(self) -> bytes:
-        """Returns the first line, without its end; what came until then where the command ended before."""
+        """Returns the first line, or the part of it that came before the command ended."""
         found = b""
         while b"\n" not in found and len(found) < _LINE:
             if not (data := await self.read()):

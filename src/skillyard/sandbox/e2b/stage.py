@@ -76,7 +76,7 @@ def _read(size: int) -> bytes:
 
 
 def _channel() -> int:
-    """Joins standard input and output to the agent, as another command does for each later channel."""
+    """Joins standard input and output to the agent: the end of the first channel."""
     (ROOT / "channel.pid").write_text(str(os.getpid()))
     sys.path.insert(0, str(AGENT))
     agent = importlib.import_module("skillyard_guest.agent.command")
@@ -114,7 +114,7 @@ def _missing() -> list[str]:
 
 
 def start(at: Path) -> dict[str, Any]:
-    """Makes the sandbox of the order in a file; returns the agent's process and the limits in force.
+    """Makes the sandbox of an order; returns the agent's process and the limits in force.
 
     Raises ValueError.
     """
@@ -258,7 +258,7 @@ def _launch(order: dict[str, Any], groups: dict[str, Path]) -> int:
 
 
 def _apart(words: list[str], groups: list[Path], given: dict[int, int], kept: tuple[int, ...]) -> None:
-    """Starts a command in a session of its own, as a child of the machine's first process, in control groups."""
+    """Starts a command in control groups and a session of its own, as an orphan."""
     if child := os.fork():
         os.waitpid(child, 0)
         return
