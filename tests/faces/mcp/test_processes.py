@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,26 +54,21 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         assert server.process.wait(BOUND_S) == 0
 
 
-def serving(place: Path) -> Any:
-    from contextlib import contextmanager
-
-    @contextmanager
-    def run() -> Iterator[Served]:
-        data_dir = place / "data"
-        command = [sys.executable, "-m", "skillyard", "serve", "--port", "0"]
-        with (place / "log").open("wb") as log:
-            process = subprocess.Popen(command, env=environ(data_dir), stdout=subprocess.PIPE, stderr=log)
-            assert process.stdout is not None
-            try:
-                with process.stdout as out:
-                    said = out.readline() if select.select([out], [], [], BOUND_S)[0] else b""
-                assert b"ready at http" in said, (place / "log").read_text()
-                yield Served(said.decode().split()[-1], data_dir, process)
-            finally:
-                process.kill()
-                process.wait(BOUND_S)
-
-    return run()
+@contextmanager
+def serving(place: Path, *args: str) -> Iterator[Served]:
+    data_dir = place / "data"
+    command = [sys.executable, "-m", "skillyard", "serve", "--port", "0", *args]
+    with (place / "log").open("wb") as log:
+        process = subprocess.Popen(command, env=environ(data_dir), stdout=subprocess.PIPE, stderr=log)
+        assert process.stdout is not None
+        try:
+            with process.stdout as out:
+                said = out.readline() if select.select([out], [], [], BOUND_S)[0] else b""
+            assert b"ready at http" in said, (place / "log").read_text()
+            yield Served(said.decode().split()[-1], data_dir, process)
+        finally:
+            process.kill()
+            process.wait(BOUND_S)
 
 
 @asynccontextmanager

@@ -1,0 +1,118 @@
+"""Other clients than ours: the SDKs of TypeScript, the Inspector, and the suite of conformance.
+
+``.ci/setup`` installs them; where it did not, they are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faces.mcp.test_processes import Served, environ, serving
+
+PLACE = Path("/usr/local/lib/skillyard-ci/mcp-clients")
+NODE = PLACE / "node_modules" / "node" / "bin" / "node"
+MODULES = PLACE / "node_modules" / "@modelcontextprotocol"
+EXAMPLES = Path(__file__).parents[3] / "src" / "skillyard" / "bundled" / "examples"
+BOUND_S = 110
+
+pytestmark = pytest.mark.skipif(not (PLACE / "packages").is_file(), reason=f"needs {PLACE}, which .ci/setup installs")
+
+SHORT = ("server-session-lifecycle", "tools-list", "caching")
+SCENARIOS = (
+    "server-initialize",
+    "logging-set-level",
+    "ping",
+    "completion-complete",
+    "resources-list",
+    "sep-2164-resource-not-found",
+    "sep-2640-skills-directory",
+    "sep-2640-skills-enumeration",
+    "sep-2640-skills-manifest",
+    "prompts-list",
+    "dns-rebinding-protection",
+    "http-header-validation",
+    "server-sse-multiple-streams",
+    "input-required-result-unsupported-methods",
+)
+"""With the short ones, those that need no prepared server; docs/mcp.md tells of the others."""
+
+SCRIPT = """
+const code = {language: 'python', code: 'def main(args): return {x: 1}'.replace('x:', '"x":')};
+for (const [Client, transport] of await clients()) {
+    const client = new Client({name: 'test', version: '1'});
+    await client.connect(transport);
+    const tools = (await client.listTools()).tools.map((tool) => tool.name);
+    const done = await client.callTool({name: 'run_code', arguments: code});
+    console.log(JSON.stringify({tools, output: done.structuredContent.output, failed: done.isError ?? false}));
+    await client.close();
+}
+"""
+FIRST = """
+import { Client } from '@modelcontextprotocol/sdk/client/index.js';
+import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
+import { StdioClientTransport } from '@modelcontextprotocol/sdk/client/stdio.js';
+async function clients() {
+    const [url, command, ...args] = process.argv.slice(2);
+    return [
+        [Client, new StreamableHTTPClientTransport(new URL(url))],
+        [Client, new StdioClientTransport({command, args, env: process.env})],
+    ];
+}
+"""
+SECOND = """
+import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
+async function clients() {
+    return [[Client, new StreamableHTTPClientTransport(new URL(process.argv[2]))]];
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("open"), "--no-auth", "--skills-dir", str(EXAMPLES)) as server:
+        yield server
+
+
+def node(server: Served, *args: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs a program with the later Node, beside the modules that .ci/setup installed."""
+    told = {**environ(server.data_dir), "PATH": f"{NODE.parent}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1"}
+    command = [str(NODE), *map(str, args)]
+    return subprocess.run(command, cwd=PLACE, env=told, capture_output=True, text=True, timeout=BOUND_S)
+
+
+@pytest.mark.parametrize(("head", "ways"), [(FIRST, 2), (SECOND, 1)], ids=["sdk-1", "client-2"])
+def test_the_sdks_of_typescript(served: Served, tmp_path: Path, head: str, ways: int) -> None:
+    script = tmp_path / "client.mjs"
+    script.write_text(head + SCRIPT)
+    (tmp_path / "node_modules").symlink_to(PLACE / "node_modules")
+    done = node(served, script, f"{served.url}/mcp", sys.executable, "-m", "skillyard", "mcp")
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(told) == ways, done.stderr
+    for each in told:
+        assert (each["output"], each["failed"], "run_code" in each["tools"]) == ({"x": 1}, False, True)
+
+
+@pytest.mark.parametrize("way", ["http", "stdio"])
+def test_the_inspector(served: Served, way: str) -> None:
+    target = [f"{served.url}/mcp", "--transport", "http"]
+    if way == "stdio":
+        target = [sys.executable, "-m", "skillyard", "mcp"]
+    cli = MODULES / "inspector" / "cli" / "build" / "cli.js"
+    done = node(served, cli, "--cli", *target, "--method", "tools/list")
+    assert done.returncode == 0, done.stderr
+    assert "run_code" in {tool["name"] for tool in json.loads(done.stdout)["tools"]}
+
+
+@pytest.mark.parametrize("scenario", [*SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in SCENARIOS)])
+def test_conformance(served: Served, scenario: str) -> None:
+    suite = MODULES / "conformance" / "dist" / "index.js"
+    done = node(served, suite, "server", "--url", f"{served.url}/mcp", "--scenario", scenario)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert ", 0 failed" in done.stdout
