@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skillyard.domain.errors import ToolNotFound
 from skillyard.domain.principal import Principal
-from tests.faces.gateway.conftest import Yard
+from tests.faces.gateway.conftest import SERVER, Yard, yard_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.ordinary]
 
@@ -78,7 +79,15 @@ async def test_a_tool_that_never_answers_ends_at_its_deadline(yard: Yard) -> Non
     assert (await yard.tool("echo", {"text": "x"}))["status"] == "completed"
 
 
-async def test_a_changed_description_is_held_back(yard: Yard) -> None:
+async def test_a_changed_description_is_held_back(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    shared = {"servers": {"toy": {**SERVER, "shared": True}}}
+    async with yard_of(tmp_path / "data", mcp=shared) as yard:
+        await yard.call("tools.refresh", server="toy")
+        await _is_held_back(yard)
+
+
+async def _is_held_back(yard: Yard) -> None:
     assert (await yard.tool("change"))["status"] == "completed"
     told = await yard.tool("echo", {"text": "x"})
     assert told["error"]["type"] == "ToolNotFound"
@@ -95,7 +104,8 @@ async def test_principals_share_neither_process_nor_files(yard: Yard) -> None:
     ann, bob = Principal("ann"), Principal("bob")
     await yard.tool("change", principal=ann)
     told = await yard.tool("echo", {"text": "x"}, principal=bob)
-    assert told["status"] == "completed" or told["error"]["type"] == "ToolNotFound"
+    assert told["status"] == "completed"
+    assert (await yard.tool("echo", {"text": "x"}, principal=ann))["error"]["type"] == "ToolNotFound"
     pids: list[Any] = [(await yard.tool("whoami", principal=who)).get("content") for who in (ann, bob)]
     assert len(await yard.held()) == 3, pids
 

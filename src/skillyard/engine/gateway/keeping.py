@@ -216,7 +216,8 @@ class Kept:
         except TimeoutError:
             raise ToolServerFault("it does not list its tools") from None
         self._tools = {tool.name: tool for tool in tools}
-        await self._noted(self.name, tools)
+        if self.section.shared:  # what the process of one principal says must not hold back the tools of others
+            await self._noted(self.name, tools)
 
     def _fail(self) -> None:
         self._failures += 1

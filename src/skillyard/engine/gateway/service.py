@@ -76,7 +76,7 @@ class Gateway:
         """Starts a server where it is not at work, and lists its tools. Raises ToolNotFound, ToolServerFault, Busy."""
         kept = self._of(server, principal)
         await kept.end("an operator has it started anew")
-        await kept.tools()
+        await self.catalogue.note(server, list((await kept.tools()).values()))
 
     async def stop(self, server: str) -> int:
         """Ends all processes of a server; returns their number."""
@@ -196,7 +196,10 @@ class _Call:
                 seconds = f"the tool did not answer within {self._timeout_s:g} s"
                 return await self._failed(Failure("TimeoutError", seconds, Outcome.TIMEOUT))
             except Changed:
-                why = "its server describes it in other words since it was approved, or has it no more"
+                why = (
+                    "its server describes it in other words since it was approved, or has it no more"
+                    f" (`skillyard tools refresh {self._offered.server}` looks again)"
+                )
                 held = held_back(self._offered.server, self._offered.tool.name, why)
                 return await self._failed(Failure(held.type, held.message))
             except Busy as busy:

@@ -116,6 +116,7 @@ async def test_an_approval_is_of_the_words_that_were_looked_at(rig: Rig, servers
 
 
 async def test_a_changed_description_is_held_back_even_in_a_process_at_work(rig: Rig, servers: TwinToolServers) -> None:
+    configure(rig, shared=True)
     await refreshed(rig)
     await called(rig)
     server = servers.made[-1]
@@ -137,6 +138,9 @@ async def test_a_server_that_lies_to_one_process_only_is_noticed(rig: Rig, serve
     told = await called(rig, BOB)
     assert told["error"]["type"] == "ToolNotFound"
     assert "content" not in told
+    assert (await called(rig, ANN))["error"]["type"] == "ToolNotFound"
+    servers.make = lambda: TwinToolServer([tool()], clean)
+    assert (await called(rig, Principal("eve")))["status"] == "completed", "one process does not speak for others"
 
 
 async def test_profiles_allow_by_tool(rig: Rig, servers: TwinToolServers) -> None:
