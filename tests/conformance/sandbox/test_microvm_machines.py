@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import tarfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,13 +15,15 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.errors import SandboxGone
+from skillyard.domain.errors import InvalidInput, SandboxGone
 from skillyard.domain.sandbox.spec import Argv, Owner, SandboxSpec, Stream
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Outcome
 from skillyard.ports.sandbox import Process, Sandbox
 from skillyard.sandbox.microvm import machine
 from skillyard.sandbox.microvm.backend import MicrovmBackend
+from skillyard.sandbox.microvm.build import build_image
+from skillyard.sandbox.microvm.image import open_image
 from skillyard.sandbox.microvm.probe import WITHOUT
 from tests.conformance.sandbox import microvm_ground
 
@@ -181,6 +184,27 @@ async def test_a_snapshot_that_was_changed_is_made_anew(backend: MicrovmBackend,
         assert state.stat().st_mode & 0o777 == 0o400
     finally:
         await again.close()
+
+
+@pytest.mark.long
+def test_an_image_is_built_of_a_given_root(tmp_path: Path) -> None:
+    root, output = tmp_path / "root", tmp_path / "image"
+    for name in ("bwrap", "setpriv", "setsid", "mount", "python3.11"):
+        (root / "usr/bin").mkdir(parents=True, exist_ok=True)
+        (root / "usr/bin" / name).write_text("a program")
+    with pytest.raises(InvalidInput, match="lacks python3: install"):
+        build_image(output, root, (), print)
+    (root / "usr/bin/python3").symlink_to("python3.11")
+    with tarfile.open(tmp_path / "root.tar", "w") as packed:
+        packed.add(root, ".")
+    for source in (root, tmp_path / "root.tar"):  # the second replaces the first
+        facts = build_image(output, source, (), print)
+        assert facts["python"] == "3.11"
+        assert facts["from"] == str(source)
+        found = open_image(output)
+        assert found.facts == facts
+        found.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["image", "root", "root.tar"]
 
 
 @pytest.mark.long

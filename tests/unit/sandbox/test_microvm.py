@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import stat
 import struct
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,21 @@ def test_the_first_program_fails_without_all_its_bytes(tmp_path: Path, given_byt
     assert subprocess.run(words, input=first.seed_message(), timeout=30).returncode == 1
 
 
+def test_the_first_program_reseeds_the_kernel_before_it_sets_the_clock() -> None:
+    moves = rb"\xb8(.{4})\xbf(.{4})\xbe(.{4})\xba(.{4})\x0f\x05"
+    found = [
+        tuple(int.from_bytes(word, "little") for word in call)
+        for call in re.findall(moves, first.seed_program(), re.DOTALL)
+    ]
+    read, credit, reseed, clock, done, failed = found
+    at = read[2]
+    assert read == (0, 0, at, len(first.seed_message()))
+    assert credit == (16, 3, 0x40085203, at)  # RNDADDENTROPY
+    assert reseed == (16, 3, 0x5207, 0)  # RNDRESEEDCRNG
+    assert clock[:3] == (227, 0, at + 8 + first.SEED_BYTES)
+    assert [done[:2], failed[:2]] == [(60, 0), (60, 1)]
+
+
 def test_each_seed_is_another() -> None:
     one, two = first.seed_message(), first.seed_message()
     bits, size = struct.unpack("<ii", one[:8])
@@ -220,6 +237,22 @@ async def test_a_reason_of_a_machine_is_shown_bounded() -> None:
     with pytest.raises(SandboxFault) as raised:
         await _told(reader)
     assert len(raised.value.message) < 1000
+
+
+async def test_directories_of_a_killed_server_are_removed(tmp_path: Path) -> None:
+    from skillyard.config.backends import MicrovmSettings
+    from skillyard.domain.work.limits import Limits
+    from skillyard.sandbox.microvm.backend import MicrovmBackend
+
+    machines = tmp_path / "state" / "machines"
+    for name, age in (("vm-0000000000000000", 3600.0), ("vm-1111111111111111", 0.0)):
+        (machines / name).mkdir(parents=True)
+        (machines / name / "order").touch()
+        os.utime(machines / name, (time.time() - age,) * 2)
+    probe = await MicrovmBackend(tmp_path / "state", MicrovmSettings(), tmp_path / "none", Limits()).probe()
+    assert not probe.ready
+    assert "skillyard image build --microvm" in probe.facts["why"]
+    assert [path.name for path in machines.iterdir()] == ["vm-1111111111111111"]
 
 
 async def test_qemu_gets_no_name_of_a_file_and_no_network(tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ class MicrovmBackend:
 
     async def _look(self) -> Probe:
         facts: dict[str, str] = {"image": str(self._directory)}
+        await to_its_end(_sweep, self._state)
         try:
             if self._image is None:
                 self._image = await to_its_end(open_image, self._directory)
@@ -356,6 +357,14 @@ async def _told(reader: asyncio.StreamReader) -> dict[str, Any]:
 
 def _lives(state: Mapping[str, Any]) -> bool:
     return "pid" in state and machine.began(state["pid"]) == state["began"] != ""
+
+
+def _sweep(state: Path) -> None:
+    """Removes the directories of a server that was killed before it had written what they are."""
+    before = time.time() - _MADE_S
+    for place in (*state.glob(".probe-*"), *(state / "machines").glob("*")):
+        if not (place / _STATE).exists() and place.stat().st_mtime < before:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _write_state(place: Path, state: Mapping[str, Any]) -> None:
