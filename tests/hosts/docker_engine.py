@@ -123,10 +123,10 @@ def docker_daemon(scratch: Path, *options: str) -> Iterator[Docker]:
         yield docker
     finally:
         docker.stop()
-        _unmount_below(scratch)
+        unmount_below(scratch)
 
 
-def _unmount_below(scratch: Path) -> None:
+def unmount_below(scratch: Path) -> None:
     """A daemon with live-restore leaves its mounts, and nobody could remove the directory."""
     mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     for mount in reversed([mount for mount in mounts if Path(mount).is_relative_to(scratch)]):

@@ -21,7 +21,7 @@ import pytest
 
 from skillyard.config.backends import OpenSandboxSettings
 from tests.conformance.sandbox.oci_ground import IMAGE, import_python
-from tests.hosts.docker_engine import Docker, _unmount_below
+from tests.hosts.docker_engine import Docker, unmount_below
 
 ROOT = Path(__file__).parents[3]
 SERVER = Path("/usr/local/lib/skillyard-ci/opensandbox-server/bin/opensandbox-server")
@@ -139,7 +139,7 @@ def open_sandbox(scratch: Path) -> Iterator[OpenSandbox]:
             for name in docker("ps", "-aq", check=False).stdout.split():
                 docker("rm", "-f", name, check=False)
             docker.stop()
-            _unmount_below(scratch)
+            unmount_below(scratch)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from tests.hosts.test_profile import DANGEROUS
 
 pytestmark = pytest.mark.anyio
 IMAGE = Image("sha256:1", {"PATH": "/opt/bin:/bin", "LD_PRELOAD": "/x.so", "SKILLYARD_AGENT": "{}"}, "x86_64")
-AROUND = Surroundings("/data/guest.pyz", "/data/hosts", "65532:65532", "runsc", 2)
+AROUND = Surroundings("/data/guest.pyz", "/data/hosts", "65532:65532", "runsc", 2, calls.profile("x86_64"))
 
 
 def frame(source: int, data: bytes) -> bytes:
@@ -143,3 +143,11 @@ def seen_in(queues: str) -> dict[str, Any]:
 def test_the_memory_guarantee_says_what_is_not_counted(queues: str, by: str) -> None:
     found = limits_of(seen_in(queues), SandboxSpec(), 2, Level.KERNEL)
     assert found["memory"].by == by
+
+
+def test_podman_gets_what_it_takes() -> None:
+    around = replace(AROUND, profile="/data/calls.json", is_podman=True)
+    host = container.body(SandboxSpec(), IMAGE, around, {}, "ab" * 32, "")["HostConfig"]
+    assert host["SecurityOpt"] == ["no-new-privileges", "seccomp=/data/calls.json"]
+    assert all("uid=" not in options and "size=" in options for options in host["Tmpfs"].values())
+    assert {limit["Name"] for limit in host["Ulimits"]} == {"nofile", "nproc"}

@@ -139,6 +139,12 @@ _SILENT = Protection(Level.MISSING, why="the backend does not offer it")
 _STRENGTH = (Level.MISSING, Level.PROVIDER, Level.SUPERVISED, Level.KERNEL)
 
 
+def weaker(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
+    """Returns the weaker level of each name of ``one``; ``other`` lacks what it does not name."""
+    levels = {name: (Level(level), Level(other.get(name, Level.MISSING))) for name, level in one.items()}
+    return {name: min(both, key=_STRENGTH.index).value for name, both in levels.items()}
+
+
 def guarantees(offered: Mapping[str, Protection], nature: Nature) -> dict[str, Guarantee]:
     """Returns each guarantee by name, as ``offered`` upholds it."""
     found = {name: _boundary(name, offered, nature.without) for name in BOUNDARIES}

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from skillyard.config.backends import OciSettings
 from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SandboxGone, SkillyardError, shown
-from skillyard.domain.sandbox.guarantees import Demand, Level, Nature, Probe, Protection
+from skillyard.domain.sandbox.guarantees import Demand, Level, Nature, Probe, Protection, weaker
 from skillyard.domain.sandbox.image import check_image
 from skillyard.domain.sandbox.spec import Argv, Held, Owner, SandboxSpec, Stream
 from skillyard.domain.work.limits import Limits
@@ -32,7 +32,7 @@ from skillyard.sandbox.agent_channel import Opener
 from skillyard.sandbox.agent_client import AgentSandbox, Reach, plugged
 from skillyard.sandbox.content import ContentCache
 from skillyard.sandbox.guest_argv import guest_bundle
-from skillyard.sandbox.oci import container
+from skillyard.sandbox.oci import calls, container
 from skillyard.sandbox.oci.calls import ARCHITECTURES
 from skillyard.sandbox.oci.container import Image, Surroundings
 from skillyard.sandbox.oci.engine import Engine, EngineRefused
@@ -70,7 +70,7 @@ class OciBackend:
         self._probe: Probe | None = None
         self._images: dict[str, tuple[Image, Mapping[str, Any], Probe]] = {}
         self._content = ContentCache(state / "content", self.survey)
-        self._processors, self._bounds_queues = 1, False
+        self._processors, self._bounds_queues, self._is_podman = 1, False, False
         self._named: dict[str, str] = {}
         self._pool = Pool(settings.ready, self._made_ahead, self._drop)
         self._lent: dict[str, Held] = {}
@@ -126,9 +126,10 @@ class OciBackend:
         self._processors = max(1, int(info.get("NCPU") or 1))
         self._bounds_queues = bool(info.get("KernelMemoryTCP")) and str(info.get("CgroupVersion")) == "1"
         parts = {str(part.get("Name", "")): str(part.get("Version", "")) for part in version.get("Components") or ()}
+        self._is_podman = any("podman" in name.lower() for name in parts)
         runtime = self._settings.runtime or str(info.get("DefaultRuntime") or "")
         return {
-            "engine": "podman" if any("podman" in name.lower() for name in parts) else "docker",
+            "engine": "podman" if self._is_podman else "docker",
             "engine_version": str(version.get("Version", "")),
             "api_version": str(version.get("ApiVersion", "")),
             "runtime": runtime,
@@ -234,14 +235,16 @@ class OciBackend:
         """
         image, seen, probe = await self._known(await self._image(name), {})
         Demand(spec.kernel_only, spec.allow_degraded).check(probe.protections)
+        # The image's own interpreter looked around: it cannot claim more than the operator's image has.
+        enforced = weaker((await self.probe()).enforced(), probe.enforced())
         if spec.environment.packages is None:
-            return image, "", probe.enforced()
+            return image, "", enforced
         ours = [*sys.version_info[:2]]
         if seen["python"] != ours or seen["machine"] != os.uname().machine:
             has, want = ".".join(map(str, seen["python"])), ".".join(map(str, ours))
             rule = f"its packages are for Python {want} on {os.uname().machine}, and the image has {has} on "
             raise InvalidInput("environment", f"{rule}{seen['machine']}; use an image with Python {want}")
-        return image, str(seen["packages"][0]), probe.enforced()
+        return image, str(seen["packages"][0]), enforced
 
     async def _found(self, key: str) -> str | None:
         """Returns the handle of the live container of ``key``; one that is not live is removed."""
@@ -277,7 +280,12 @@ class OciBackend:
         }
         user = f"{self._settings.uid}:{self._settings.uid}"
         files = self._file("guest", guest_bundle(), ".pyz"), self._file("hosts", container.NAMES.encode())
-        around = Surroundings(*files, user, self._settings.runtime, self._processors, self._bounds_queues)
+        profile = calls.profile(image.architecture)
+        if self._is_podman:  # it takes the name of a file where Docker takes the profile itself
+            profile = self._file("calls", profile.encode(), ".json")
+        around = Surroundings(
+            *files, user, self._settings.runtime, self._processors, profile, self._is_podman, self._bounds_queues
+        )
         order = container.body(spec, image, around, labels, secret, packages)
         name = self._name_of(key)
         try:
@@ -403,7 +411,8 @@ class OciBackend:
                 except EngineRefused as refused:
                     if refused.status == _MISSING:
                         return
-                    if refused.status != _CONFLICT:  # somebody else removes it at this moment
+                    # Somebody else removes it at this moment; or it has just ended, which Podman calls improper.
+                    if refused.status != _CONFLICT and not self._is_podman:
                         raise
                 if await self._inspect(name) is None:
                     return

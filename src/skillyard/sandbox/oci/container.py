@@ -27,6 +27,8 @@ OVERHEAD_MB = 48
 OVERHEAD_PIDS = 3
 """The agent, its channel, and a program that makes others or a worker for files."""
 FILES = 4096
+PROCESSES = 32_768
+"""Processes of the user of all containers together, for Podman: each container has its own limit beside."""
 _FILES_PER_MB = 1024
 WORKSPACE, TMP, SHM = "/workspace", "/tmp", "/dev/shm"  # noqa: S108 - of a sandbox
 _MIB = 1 << 20
@@ -65,6 +67,8 @@ class Surroundings:
     user: str
     runtime: str
     processors: int
+    profile: str
+    is_podman: bool = False
     bounds_queues: bool = False
     """Whether the engine has control groups of version 1 and passes a limit for queues of TCP sockets on."""
 
@@ -119,7 +123,7 @@ def body(
         "NetworkDisabled": True,
         "StopSignal": "SIGKILL",
         "Healthcheck": {"Test": ["NONE"]},
-        "HostConfig": _host(spec, image, around, packages),
+        "HostConfig": _host(spec, around, packages),
     }
 
 
@@ -129,14 +133,13 @@ def environment(image: Image) -> dict[str, str]:
     return {"PATH": path, "HOME": "/workspace", "LANG": "C.UTF-8"}
 
 
-def _host(spec: SandboxSpec, image: Image, around: Surroundings, packages: str) -> dict[str, Any]:
+def _host(spec: SandboxSpec, around: Surroundings, packages: str) -> dict[str, Any]:
     limits = spec.limits
-    uid, _, gid = around.user.partition(":")
     return {
         "Runtime": around.runtime,
         "ReadonlyRootfs": True,
         "CapDrop": ["ALL"],
-        "SecurityOpt": ["no-new-privileges", f"seccomp={calls.profile(image.architecture)}"],
+        "SecurityOpt": ["no-new-privileges", f"seccomp={around.profile}"],
         "MaskedPaths": list(MASKED),
         "ReadonlyPaths": list(READ_ONLY),
         "NetworkMode": "none",
@@ -147,16 +150,28 @@ def _host(spec: SandboxSpec, image: Image, around: Surroundings, packages: str) 
         "MemorySwap": memory(limits),
         **({"KernelMemoryTCP": queues(limits)} if around.bounds_queues else {}),
         "NanoCpus": int(min(limits.cpus, around.processors) * 1_000_000_000),
-        "Ulimits": [{"Name": "nofile", "Soft": FILES, "Hard": FILES}],
-        "Tmpfs": {
-            place: f"rw,exec,nosuid,nodev,mode=0700,uid={uid},gid={gid},size={size},nr_inodes={_inodes(size)}"
-            for place, size in parts(limits).items()
-        },
+        "Ulimits": [{"Name": "nofile", "Soft": FILES, "Hard": FILES}, *_processes(around)],
+        "Tmpfs": {place: _tmpfs(size, around) for place, size in parts(limits).items()},
         "Mounts": [_bind(around.guest, GUEST), _bind(around.names, "/etc/hosts"), *_mounts(spec, packages)],
         "LogConfig": {"Type": "none", "Config": {}},
         "RestartPolicy": {"Name": "no"},
         "AutoRemove": False,
     }
+
+
+def _processes(around: Surroundings) -> Iterable[dict[str, Any]]:
+    """Yields the limit of a user's processes for Podman, whose own not every host lets it set."""
+    if around.is_podman:
+        yield {"Name": "nproc", "Soft": PROCESSES, "Hard": PROCESSES}
+
+
+def _tmpfs(size: int, around: Surroundings) -> str:
+    """Returns the options of a place that programs can write to."""
+    usual = f"rw,exec,nosuid,nodev,size={size}"
+    if around.is_podman:  # it takes neither an owner nor a number of files
+        return f"{usual},notmpcopyup,mode=1777"
+    uid, _, gid = around.user.partition(":")
+    return f"{usual},mode=0700,uid={uid},gid={gid},nr_inodes={_inodes(size)}"
 
 
 def resources(limits: Limits) -> dict[str, int]:

@@ -22,6 +22,7 @@ from skillyard.domain.sandbox.guarantees import (
     Nature,
     Protection,
     guarantees,
+    weaker,
 )
 
 Offered = Mapping[str, Protection]
@@ -169,3 +170,14 @@ def test_evidence_names_the_walls_that_stand() -> None:
         ("mount_namespace", "read_only_root"),
         ("landlock",),
     )
+
+
+def test_the_weaker_of_two_accounts_counts() -> None:
+    one = {"memory": "kernel", "pids": "supervised", "seccomp": "missing", "own_kernel": "provider"}
+    other = {"memory": "provider", "pids": "kernel", "seccomp": "kernel", "landlock": "kernel"}
+    assert weaker(one, other) == {
+        "memory": "provider",
+        "pids": "supervised",
+        "seccomp": "missing",
+        "own_kernel": "missing",
+    }
