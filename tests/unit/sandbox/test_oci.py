@@ -150,4 +150,5 @@ def test_podman_gets_what_it_takes() -> None:
     host = container.body(SandboxSpec(), IMAGE, around, {}, "ab" * 32, "")["HostConfig"]
     assert host["SecurityOpt"] == ["no-new-privileges", "seccomp=/data/calls.json"]
     assert all("uid=" not in options and "size=" in options for options in host["Tmpfs"].values())
+    assert host["Tmpfs"]["/var/tmp"].startswith("ro,")  # it is writable and without a bound otherwise
     assert {limit["Name"] for limit in host["Ulimits"]} == {"nofile", "nproc"}

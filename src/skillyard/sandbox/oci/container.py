@@ -151,7 +151,10 @@ def _host(spec: SandboxSpec, around: Surroundings, packages: str) -> dict[str, A
         **({"KernelMemoryTCP": queues(limits)} if around.bounds_queues else {}),
         "NanoCpus": int(min(limits.cpus, around.processors) * 1_000_000_000),
         "Ulimits": [{"Name": "nofile", "Soft": FILES, "Hard": FILES}, *_processes(around)],
-        "Tmpfs": {place: _tmpfs(size, around) for place, size in parts(limits).items()},
+        "Tmpfs": {
+            **({"/var/tmp": "ro,nosuid,nodev,noexec,size=4096"} if around.is_podman else {}),  # noqa: S108 - inside
+            **{place: _tmpfs(size, around) for place, size in parts(limits).items()},
+        },
         "Mounts": [_bind(around.guest, GUEST), _bind(around.names, "/etc/hosts"), *_mounts(spec, packages)],
         "LogConfig": {"Type": "none", "Config": {}},
         "RestartPolicy": {"Name": "no"},

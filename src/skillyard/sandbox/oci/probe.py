@@ -38,7 +38,7 @@ print(json.dumps({
     "processes": [int(name) for name in os.listdir("/proc") if name.isdigit()],
     "boot": text("/proc/sys/kernel/random/boot_id"), "release": os.uname().release, "name": os.uname().nodename,
     "interfaces": [name for _, name in socket.if_nameindex()],
-    "root": [path for path in ("/x", "/etc/x", "/usr/x", "/dev/x", "/run/x", "/var/x") if writable(path)],
+    "root": [path for path in ("/x", "/etc/x", "/usr/x", "/dev/x", "/run/x", "/var/x", "/var/tmp/x") if writable(path)],
     "proc": [path for path in ("/proc/sys/kernel/hostname", "/proc/sysrq-trigger") if writable(path)],
     "counts_queues": os.path.exists(group + "memory.max"),
     "memory": text(group + "memory.max", group + "memory/memory.limit_in_bytes"),
