@@ -242,3 +242,8 @@ def _in_no_group(serving: Serving) -> dict[str, Any]:
 
 
 GROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+
+
+def test_other_grounds_get_sources_alone() -> None:
+    """gVisor's compiles each of them."""
+    assert {Path(name).suffix for name, _ in root.inside_modules()} == {".py"}

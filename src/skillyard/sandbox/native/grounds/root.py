@@ -256,6 +256,10 @@ def inside_modules() -> Iterator[tuple[str, Path | None]]:
         yield f"skillyard/sandbox/native/{name}.py", package / "sandbox" / "native" / f"{name}.py"
     for source in sorted((package / "guest").rglob("*.py")):
         yield f"skillyard/{source.relative_to(package)}", source
+
+
+def compiled_modules() -> Iterator[tuple[str, Path | None]]:
+    """Yields the compiled part as :func:`inside_modules` yields sources, where it was built."""
     if (part := compiled_part()) is not None:
         yield f"skillyard/sandbox/native/inside/{LIBRARY}", part
 
