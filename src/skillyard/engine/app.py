@@ -155,6 +155,7 @@ class App:
         most, each = config.admission.polls, config.admission.polls_each
         polls = Budget(most, each, "too many calls wait for runs at once; come again later")
         self.waiting = Waiting(ports.records, polls)
+        self.calls = CallQuotas(config.profiles, ports.clock)
         self.gateway = self._gateway(emit)
         self.runs = self._runs(emit)
         self.history = RunHistory(
@@ -173,7 +174,6 @@ class App:
         self.presence = Presence(self.backends, self.reaper, emit, ports.clock, self._warm_up)
         has_gate = ports.gate is not None
         self.strict_params = self.config.strict_params
-        self.calls = CallQuotas(config.profiles, ports.clock)
         self.drain = Drain(self.active, ports.records)
         commands = CommandService(
             self.runs, self.sessions, ports.blobs, ports.records, config.commands, config.profiles
@@ -351,7 +351,7 @@ class App:
         secrets = RunSecrets(self.secrets, code_may=config.policy.run_code_secrets == "mounted")
         packages = RunPackages(self.environments, self.skills.standings, secrets, config.packages)
         self.granter = granter = Granter(
-            Supplies(packages, secrets, ToolsForCode(self.gateway, config.mcp)),
+            Supplies(packages, secrets, ToolsForCode(self.gateway, config.mcp, self.calls)),
             Rules(config.network, config.policy, config.packages, config.profiles, config.sandbox),
             self.environments,
             self.ahead,

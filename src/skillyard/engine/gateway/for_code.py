@@ -18,6 +18,7 @@ from skillyard.domain.principal import Principal
 from skillyard.domain.work.record import RunStatus
 from skillyard.engine.gateway.service import Called, Gateway
 from skillyard.engine.network.run_network import Calls
+from skillyard.engine.quotas import CallQuotas
 from skillyard.engine.runs.failure import Refused
 
 RUN = "mcp.run"
@@ -36,7 +37,9 @@ class CodeTools:
 class ToolsForCode:
     """Grants tools to code."""
 
-    def __init__(self, gateway: Gateway, config: McpSettings) -> None:
+    def __init__(self, gateway: Gateway, config: McpSettings, quotas: CallQuotas) -> None:
+        """``quotas`` count each call as one of the caller's token."""
+        self._quotas = quotas
         self._gateway = gateway
         self._config = config
 
@@ -64,6 +67,8 @@ class ToolsForCode:
             if tool not in granted.get(server, {}):
                 return _refused("PolicyRefused", f"the run may not call '{tool}' of '{server}'; ask for it with tools")
             try:
+                if principal.profile is not None:
+                    self._quotas.count(principal)
                 called = await self._gateway.call(principal, server, tool, told["arguments"], labels={RUN: run_id})
             except SkillyardError as error:
                 return _refused(error.type, error.message)

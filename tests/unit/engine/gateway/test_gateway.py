@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from skillyard.config.faces.mcp import McpSettings
+from skillyard.config.profiles import ProfileSettings
 from skillyard.domain.errors import Busy, Forbidden, InvalidInput, ToolNotFound, ToolServerFault
 from skillyard.domain.principal import Principal, Profile, Scope
 from skillyard.domain.tool import Tool, ToolResult, tool_of
 from skillyard.domain.work.record import RunStatus
+from skillyard.engine.gateway.for_code import ToolsForCode
 from skillyard.engine.gateway.keeping import PING_S
+from skillyard.engine.quotas import CallQuotas
 from skillyard.testing.tools.memory import TwinToolServer, TwinToolServers
 from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.conftest import Rig
@@ -321,3 +325,16 @@ async def test_what_is_too_much_is_refused_before_a_record(
     with pytest.raises(InvalidInput):
         await called(rig, **params)
     assert (await rig.call("runs.list", ANN))["runs"] == []
+
+
+async def test_calls_by_code_count_for_the_quota_of_the_token(rig: Rig, servers: TwinToolServers) -> None:
+    await refreshed(rig)
+    profile = ProfileSettings.model_validate({"allowed_tools": ["*"], "quotas": {"calls": 1, "calls_window_s": 60}})
+    quotas = CallQuotas({"few": profile}, rig.clock)
+    eve = Principal("eve", profile="few", allowed=Profile(("*",)))
+    config = McpSettings.model_validate({"code_tools": ["git__*"]})
+    granted = await ToolsForCode(rig.app.gateway, config, quotas).grant(eve, "run_1", ["git__status"])
+    request = json.dumps({"server": "git", "tool": "status", "arguments": {}}).encode()
+    said = [json.loads(await granted.calls(request)) for _ in range(2)]
+    assert said[0]["structured"] == {"files": 0}
+    assert said[1]["error"]["type"] == "Busy"
