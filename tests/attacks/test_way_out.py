@@ -310,3 +310,32 @@ async def test_without_a_gate_nothing_is_listened_on(box: AgentBox) -> None:
         await sandbox.plug(EGRESS)
     tried = await sandbox.start(python(f"import socket; socket.create_connection({AT}, 5)"), id="tries")
     assert (await tried.wait()).code == 1
+
+
+async def test_many_streams_at_once_arrive_whole(box: AgentBox) -> None:
+    """One that is ready to be read when another has taken the last room is not taken for ended."""
+    counts: list[int] = []
+
+    async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        del writer
+        size = 0
+        while data := await reader.read(65536):
+            size += len(data)
+        counts.append(size)
+
+    pour = f"""
+import socket, threading
+def pour():
+    with socket.create_connection({AT}, 10) as peer:
+        peer.sendall(bytes(2_000_000))
+        peer.shutdown(socket.SHUT_WR)
+        peer.recv(1)
+threads = [threading.Thread(target=pour) for _ in range(40)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    async with Far(count) as far:
+        sandbox = client(box, far)
+        await sandbox.plug(EGRESS)
+        assert (await (await sandbox.start(python(pour), id="pour")).wait()).code == 0
+        assert counts == [2_000_000] * 40
