@@ -248,7 +248,7 @@ class Program:
             return {"outcome": "exit", "code": code, **ending}
         if starved and code == -signal.SIGKILL:
             return {"outcome": "memory", "reason": "the kernel ended it for want of memory", **ending}
-        return {"outcome": "signal", "signal": -code, "reason": f"signal {-code}", **ending}
+        return {"outcome": "signal", "signal": -code, "reason": f"ended by signal {-code}", **ending}
 
     def _await_supervisor(self) -> None:
         """Its descriptors close a moment before its children are handed to the agent."""
