@@ -179,3 +179,22 @@ async def test_one_that_is_made_when_the_pool_closes_is_removed() -> None:
     await asyncio.sleep(0)
     await engine.pool.close()
     assert engine.dropped == engine.made
+
+
+async def test_none_is_made_while_a_run_is_young() -> None:
+    engine, shape = Engine(), shape_of(SPEC, "i")
+    assert shape is not None
+    engine.pool.lent("one")
+    engine.pool.want(shape, SPEC)
+    await engine.settle()
+    assert engine.made == []
+    engine.pool.aged("one")
+    engine.pool.aged("one")
+    await engine.settle()
+    assert len(engine.made) == 1
+    with engine.pool.busy():
+        engine.pool.take(shape)
+        engine.pool.want(shape, SPEC)
+        await engine.settle()
+        assert len(engine.made) == 1
+    await engine.pool.close()

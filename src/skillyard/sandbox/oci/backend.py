@@ -193,6 +193,8 @@ class OciBackend:
             try:
                 with self._pool.busy():
                     sandbox = await self._created(spec, key, name)
+                    self._pool.aged(sandbox.handle)
+                    self._pool.lent(sandbox.handle)
                 return await plugged(sandbox, spec.egress, self.destroy)
             finally:
                 self._creating.pop(key, None)
@@ -385,6 +387,7 @@ class OciBackend:
         labels = {} if told is None else told["Config"].get("Labels") or {}
         sandbox = self._open.pop(handle, None)
         with self._pool.busy():
+            self._pool.aged(handle)
             return await self._ended(handle, labels, sandbox)
 
     async def _ended(self, handle: str, labels: Mapping[str, str], sandbox: AgentSandbox | None) -> Usage:

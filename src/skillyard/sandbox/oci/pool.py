@@ -20,6 +20,7 @@ from skillyard.sandbox.agent_client import AgentSandbox
 
 SHAPES = 4
 """Shapes that are kept ready: those that were used last."""
+YOUNG_S = 2.0
 _BLOBS = "/blobs/"
 
 
@@ -90,6 +91,7 @@ class Pool:
         self._wanted: OrderedDict[Shape, SandboxSpec] = OrderedDict()
         self._ready: dict[Shape, deque[AgentSandbox]] = {}
         self._busy = 0
+        self._young: dict[str, asyncio.TimerHandle] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._filling: asyncio.Task[None] | None = None
@@ -108,6 +110,20 @@ class Pool:
         try:
             yield
         finally:
+            self._busy -= 1
+            if not self._busy:
+                self._idle.set()
+
+    def lent(self, handle: str) -> None:
+        """Puts it off while the run of this container is young: most are over soon."""
+        self._busy += 1
+        self._idle.clear()
+        self._young[handle] = asyncio.get_running_loop().call_later(YOUNG_S, self.aged, handle)
+
+    def aged(self, handle: str) -> None:
+        """The run of this container is over, or not young any more. Idempotent."""
+        if (timer := self._young.pop(handle, None)) is not None:
+            timer.cancel()
             self._busy -= 1
             if not self._busy:
                 self._idle.set()
@@ -141,6 +157,8 @@ class Pool:
     async def close(self) -> None:
         """Removes all that are ready."""
         self._closed = True
+        for handle in tuple(self._young):
+            self.aged(handle)
         self._idle.set()
         self.drain(lambda _: False)
         if self._filling is not None:
