@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.sandbox.guarantees import OWN_KERNEL, Level
+from skillyard.domain.sandbox.guarantees import OWN_KERNEL, Level, guarantees
 from skillyard.domain.work.limits import Limits
 from skillyard.sandbox.microvm.backend import MicrovmBackend
 from skillyard.sandbox.microvm.probe import WITHOUT
@@ -78,3 +78,6 @@ async def test_the_probe_names_what_is_in_force(ground: Ground) -> None:
     assert probe.protections[OWN_KERNEL].level is Level.KERNEL
     assert "emulation" in probe.protections[OWN_KERNEL].by
     assert probe.facts["accel"] == "tcg"
+    surface = guarantees(probe.protections, ground.backend.nature)["kernel_surface"]
+    assert surface.attestor is Level.KERNEL
+    assert "emulation" in surface.evidence[0]

@@ -45,7 +45,8 @@ def judge(
     kernel = Protection(Level.KERNEL, by=by) if own else Protection(Level.MISSING, why=_NOT_SEEN)
     told = dict(facts) | {"guest_kernel": str(seen["release"])[:100], "python": ".".join(map(str, seen["python"]))}
     abilities = {"forwarding": Protection(Level.SUPERVISED, by="the agent connects inside"), "egress": egress}
-    return Probe(NAME, True, walls | {OWN_KERNEL: kernel} | _limits(seen, limits, spare_pids), told, abilities)
+    own_kernel = {OWN_KERNEL: kernel, "kernel_surface": kernel}  # so that records tell the accelerator as evidence
+    return Probe(NAME, True, walls | own_kernel | _limits(seen, limits, spare_pids), told, abilities)
 
 
 def absent(why: str, facts: Mapping[str, str], mend: str = "") -> Probe:
