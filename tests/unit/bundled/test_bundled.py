@@ -120,7 +120,7 @@ def test_the_guide_names_every_tool_and_parameter() -> None:
     for method in protocol:
         row = rows[method.name]
         missing = [name for name in method.params["properties"] if f"`{name}`" not in row]
-        assert set(missing) <= {"idempotency_key", "detach", "detail", "labels", "isolation", "network"}
+        assert set(missing) <= {"idempotency_key", "detach", "detail", "labels", "image", "isolation", "network"}
         assert all(f"`{name}`" in text for name in missing)
         required = [name for name in method.params["required"] if f"`{name}`*" not in row]
         assert required == []
