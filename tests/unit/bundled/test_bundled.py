@@ -120,7 +120,8 @@ def test_the_guide_names_every_tool_and_parameter() -> None:
     for method in protocol:
         row = rows[method.name]
         missing = [name for name in method.params["properties"] if f"`{name}`" not in row]
-        assert set(missing) <= {"idempotency_key", "detach", "detail", "labels", "image", "isolation", "network"}
+        told_once = {"idempotency_key", "detach", "detail", "labels", "image", "isolation", "network", "tools"}
+        assert set(missing) <= told_once
         assert all(f"`{name}`" in text for name in missing)
         required = [name for name in method.params["required"] if f"`{name}`*" not in row]
         assert required == []

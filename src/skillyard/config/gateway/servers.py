@@ -13,6 +13,7 @@ from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, PlainVa
 from skillyard.config.section import MIB, Section, rules_of, texts_of
 from skillyard.domain.errors import InvalidInput, shape, shown
 from skillyard.domain.network.rule import Rule
+from skillyard.domain.sandbox.content import HostDirectory
 from skillyard.domain.tool import check_server_name
 from skillyard.domain.work.limits import Limits
 
@@ -110,7 +111,15 @@ class McpServer(Section):
                 raise InvalidInput("mcp.servers.secrets", "must be names of secrets", shown(name))
         if self.source is not None and not self.source.is_absolute():
             raise InvalidInput("mcp.servers.source", "must be an absolute path", shown(str(self.source)))
+        if self.source is not None and self.source.resolve() in (home := Path.home().resolve(), *home.parents):
+            rule = "must be a directory of the program's own, not a home or a directory above one"
+            raise InvalidInput("mcp.servers.source", rule, shown(str(self.source)))
         return self
+
+    @property
+    def source_directory(self) -> HostDirectory | None:
+        """Returns the directory that its sandbox is shown, if any."""
+        return None if self.source is None else HostDirectory(self.source)
 
     @property
     def limits(self) -> Limits:

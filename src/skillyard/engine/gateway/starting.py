@@ -21,7 +21,6 @@ from skillyard.domain.network.session import (
     GateSecret,
     new_placeholder,
 )
-from skillyard.domain.sandbox.content import HostDirectory
 from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.sandbox.spec import Argv, AtCap, Mount, SandboxSpec, Stream, StreamLimits
 from skillyard.domain.secret import Delivery, SecretAct, SecretEvent, bound_hosts
@@ -106,7 +105,8 @@ class Starter:
         if grant is not None and (able := ability(offer, self.gate is not None)).level is Level.MISSING:
             raise ToolServerFault(f"it needs the network, and isolation '{offer.name}' cannot give it: {able.why}")
         environment = await self.environments.get(section.environment)
-        mounts = () if section.source is None else (Mount(HostDirectory(section.source), f"{_SKILLS}/{name}"),)
+        source = section.source_directory
+        mounts = () if source is None else (Mount(source, f"{_SKILLS}/{name}"),)
         spec = SandboxSpec(
             limits=section.limits,
             environment=environment.ref,

@@ -112,6 +112,7 @@ CASES = (
     Case("export", runtime('export = "main"', 'export = "a b"')),
     Case("export-missing", runtime('export = "main"', 'export = "other"')),
     Case("environment", toml("environment = 'A B'\n")),
+    Case("image", toml("image = 'python:3.11'\n")),
     Case("guarantee", toml("guarantees = ['warp']\n")),
     Case("path", runtime("code/main.py", "../main.py")),
     Case("path", examples('script = "../x"'), "error", "warning"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -131,6 +130,8 @@ def add(name: str, command: tuple[str, ...], profile: str | None, data_dir: Path
     It is fetched in a sandbox that reaches the registry alone, where its install scripts run, too. The options are what
     NAME gets whenever it is run.
     """
+    import asyncio
+
     from skillyard.config.settings import load_settings
     from skillyard.faces.cli.jail.packages import parse, store_of
 
@@ -225,6 +226,8 @@ _LISTS = ("read", "write", "allow", "env", "secrets")
 
 def perform(settings: Settings, grants: Grants, command: Sequence[str], isolation: str | None) -> int:
     """Runs a jail and returns the exit code. Raises what :meth:`JailService.run` raises, and InvalidInput."""
+    import asyncio
+
     from skillyard.watches import new_event_loop
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
