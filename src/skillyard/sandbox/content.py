@@ -20,12 +20,12 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from io import RawIOBase
 from pathlib import Path
-from weakref import WeakValueDictionary
 
 from skillyard.domain.archive.names import ArchiveRefused
 from skillyard.domain.errors import SandboxFault, shown
 from skillyard.domain.sandbox.content import Content, HostDirectory
 from skillyard.domain.sandbox.spec import EnvironmentRef, Held, SandboxSpec
+from skillyard.sandbox.turns import Turns
 from skillyard.tar_receiver import ReceiverLimits, receive_tar
 from skillyard.threads import to_its_end
 
@@ -64,7 +64,7 @@ class ContentCache:
         self._sizes: dict[str, int] | None = None
         self._arriving = 0
         self._creating: list[str] = []
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._arrivals = Turns()
 
     @asynccontextmanager
     async def placed(self, spec: SandboxSpec, key: str) -> AsyncIterator[SandboxSpec]:
@@ -122,7 +122,7 @@ class ContentCache:
         path = self._directory / name
         try:
             await self._open()
-            async with self._locks.setdefault(name, asyncio.Lock()):
+            async with self._arrivals.of(name):
                 for mark in marks:  # first, so that it is not removed meanwhile
                     self._mark(name, mark)
                 if name not in self._present:

@@ -43,6 +43,7 @@ from skillyard.sandbox.guest_argv import guest_bundle
 from skillyard.sandbox.native.probe import look_inside
 from skillyard.sandbox.registry import Kind, Place
 from skillyard.sandbox.secret_file import secret_of
+from skillyard.sandbox.turns import Turns
 from skillyard.threads import to_its_end
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class E2bBackend:
         self._provider = Provider(settings, find)
         self._open: dict[str, E2bSandbox] = {}
         self._destroying: dict[str, asyncio.Task[Usage]] = {}
-        self._creating: dict[str, asyncio.Lock] = {}
+        self._creating = Turns()
         self._probing = asyncio.Lock()
         self._look_again_at = 0.0
         self._probe: Probe | None = None
@@ -158,7 +159,7 @@ class E2bBackend:
         if spec.egress is not None:
             probe.demand("egress")
         template = self._template(spec)
-        async with self._creating.setdefault(key, asyncio.Lock()):
+        async with self._creating.of(key):
             try:
                 if (found := await self._found(key)) is not None:
                     sandbox = await self.attach(found)
@@ -167,7 +168,6 @@ class E2bBackend:
                         sandbox = await self._make(placed, key, template, probe.enforced())
                 return await plugged(sandbox, spec.egress, self.destroy)
             finally:
-                self._creating.pop(key, None)
                 self._content.release(key)  # it was uploaded
 
     def _template(self, spec: SandboxSpec) -> str:

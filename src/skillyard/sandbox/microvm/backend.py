@@ -42,6 +42,7 @@ from skillyard.sandbox.microvm.snapshot import Snapshots, last_words
 from skillyard.sandbox.native.probe import look_inside
 from skillyard.sandbox.oci import container
 from skillyard.sandbox.registry import Kind, Place
+from skillyard.sandbox.turns import Turns
 from skillyard.threads import to_its_end
 
 LEASE_S = 8.0
@@ -77,7 +78,7 @@ class MicrovmBackend:
         self._machines = state / "machines"
         self._open: dict[str, AgentSandbox] = {}
         self._destroying: dict[str, asyncio.Task[Usage]] = {}
-        self._creating: dict[str, asyncio.Lock] = {}
+        self._creating = Turns()
         self._probing = asyncio.Lock()
         self._probe: Probe | None = None
         self._image: Image | None = None
@@ -136,7 +137,7 @@ class MicrovmBackend:
         if spec.egress is not None:
             probe.demand("egress")
         self._fit(spec)
-        async with self._creating.setdefault(key, asyncio.Lock()):
+        async with self._creating.of(key):
             try:
                 if (handle := self._found(key)) is not None:
                     sandbox = await self.attach(handle)
@@ -145,7 +146,6 @@ class MicrovmBackend:
                         sandbox = await self._make(placed, key, probe.enforced())
                 return await plugged(sandbox, spec.egress, self.destroy)
             finally:
-                self._creating.pop(key, None)
                 self._content.release(key)  # it was uploaded
 
     def _fit(self, spec: SandboxSpec) -> None:

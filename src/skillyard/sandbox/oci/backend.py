@@ -39,6 +39,7 @@ from skillyard.sandbox.oci.engine import Engine, EngineRefused
 from skillyard.sandbox.oci.pool import Pool, shape_of
 from skillyard.sandbox.oci.probe import LOOK, WITHOUT, absent, judge
 from skillyard.sandbox.registry import Kind, Place
+from skillyard.sandbox.turns import Turns
 
 _OURS = "skillyard"
 """The first part of labels and names."""
@@ -65,7 +66,7 @@ class OciBackend:
         self._engine = Engine(settings.socket)
         self._open: dict[str, AgentSandbox] = {}
         self._destroying: dict[str, asyncio.Task[Usage]] = {}
-        self._creating: dict[str, asyncio.Lock] = {}
+        self._creating = Turns()
         self._probing = asyncio.Lock()
         self._probe: Probe | None = None
         self._images: dict[str, tuple[Image, Mapping[str, Any], Probe]] = {}
@@ -189,15 +190,12 @@ class OciBackend:
         name = self.image_of(spec)
         if name not in (self._settings.image, *self._settings.images.values()):
             check_image("image", name)
-        async with self._creating.setdefault(key, asyncio.Lock()):
-            try:
-                with self._pool.busy():
-                    sandbox = await self._created(spec, key, name)
-                    self._pool.aged(sandbox.handle)
-                    self._pool.lent(sandbox.handle)
-                return await plugged(sandbox, spec.egress, self.destroy)
-            finally:
-                self._creating.pop(key, None)
+        async with self._creating.of(key):
+            with self._pool.busy():
+                sandbox = await self._created(spec, key, name)
+                self._pool.aged(sandbox.handle)
+                self._pool.lent(sandbox.handle)
+            return await plugged(sandbox, spec.egress, self.destroy)
 
     async def _created(self, spec: SandboxSpec, key: str, name: str) -> AgentSandbox:
         """Returns the sandbox of ``key``: its own, one that was made ahead, or a new one."""

@@ -48,6 +48,7 @@ from skillyard.sandbox.opensandbox.probe import LOOK, NAME, WITHOUT, absent, jud
 from skillyard.sandbox.opensandbox.server import Order, Remote, Server, packed, unknown, unpacked
 from skillyard.sandbox.registry import Kind, Place
 from skillyard.sandbox.secret_file import secret_of
+from skillyard.sandbox.turns import Turns
 from skillyard.threads import to_its_end
 
 _SERVER, _KEY, _KEY_DIGEST = "skillyard.server", "skillyard.key", "skillyard.key-digest"
@@ -81,7 +82,7 @@ class OpenSandboxBackend:
         self._open: dict[str, E2bSandbox] = {}
         self._doors: dict[str, Door] = {}
         self._destroying: dict[str, asyncio.Task[Usage]] = {}
-        self._creating: dict[str, asyncio.Lock] = {}
+        self._creating = Turns()
         self._probing = asyncio.Lock()
         self._probe: Probe | None = None
         self._images: dict[str, Mapping[str, Any]] = {}
@@ -156,7 +157,7 @@ class OpenSandboxBackend:
         image = self.image_of(spec)
         if image not in (self._settings.image, *self._settings.images.values()):
             check_image("image", image)
-        async with self._creating.setdefault(key, asyncio.Lock()):
+        async with self._creating.of(key):
             try:
                 if (found := await self._found(key)) is not None:
                     sandbox = await self.attach(found)
@@ -166,7 +167,6 @@ class OpenSandboxBackend:
                         sandbox = await self._make(placed, key, image, probe.enforced())
                 return await plugged(sandbox, spec.egress, self.destroy)
             finally:
-                self._creating.pop(key, None)
                 self._content.release(key)  # it was uploaded
 
     def image_of(self, spec: SandboxSpec) -> str:

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 from skillyard.config.backends import NativeSettings
 from skillyard.config.srt import SrtSettings
@@ -34,6 +33,7 @@ from skillyard.sandbox.registry import Kind, Place
 from skillyard.sandbox.srt import bounds, run, stage, tools
 from skillyard.sandbox.srt.probe import LOOK, NAME, WITHOUT, absent, judge
 from skillyard.sandbox.srt.settings import settings
+from skillyard.sandbox.turns import Turns
 from skillyard.threads import to_its_end
 
 _LOOK_LIMITS = Limits(timeout_ms=30_000, disk_mb=8)
@@ -58,7 +58,7 @@ class SrtBackend:
         self._bounds = bounds.Bounds(self._root)
         self._tools: tools.Tools | None = None
         self._open: dict[str, AgentSandbox] = {}
-        self._creating: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._creating = Turns()
         self._naming = asyncio.Lock()
         self._destroying: dict[str, asyncio.Task[Usage]] = {}
         self._probing = asyncio.Lock()
@@ -111,7 +111,7 @@ class SrtBackend:
         spec.refuse_names(self.name)
         if spec.egress is not None:
             probe.demand("egress")
-        async with self._creating.setdefault(key, asyncio.Lock()):
+        async with self._creating.of(key):
             for handle, state in run.states(self._root).items():
                 if state["key"] == key and handle not in self._destroying:
                     return await plugged(await self.attach(handle), spec.egress, self.destroy)
