@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -35,14 +36,17 @@ class Issuer:
         self.shown = {"one"}
         self.fetched = 0
         self.url = ""
+        self.metadata: dict[str, Any] = {}
+        self.use: dict[str, str] = {}
 
     def document(self, path: str) -> dict[str, Any]:
         if path.endswith("/openid-configuration"):
-            return {"issuer": self.url, "jwks_uri": f"{self.url}/keys"}
+            return {"issuer": self.url, "jwks_uri": f"{self.url.rstrip('/')}/keys", **self.metadata}
         self.fetched += 1
         keys = [(kid, key) for kid, key in self.keys.items() if kid in self.shown]
         algorithm = jwt.algorithms.RSAAlgorithm
-        return {"keys": [{**json.loads(algorithm.to_jwk(key.public_key())), "kid": kid} for kid, key in keys]}
+        shown = [{**json.loads(algorithm.to_jwk(key.public_key())), "kid": kid, **self.use} for kid, key in keys]
+        return {"keys": shown}
 
     def token(self, kid: str = "one", algorithm: str = "RS256", **changes: Any) -> str:
         claims = {"iss": self.url, "sub": "ann", "aud": AUDIENCE, "exp": int(time.time()) + 60, **changes}
@@ -102,6 +106,68 @@ async def test_a_subject_is_not_the_owner(issuer: Issuer) -> None:
 async def test_a_scope_narrows_and_never_widens(issuer: Issuer) -> None:
     some = await who(tokens(issuer), issuer.token(scope="openid discover admin"))
     assert some.scopes == {Scope.DISCOVER}
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [(["discover"], {Scope.DISCOVER}), ({"discover": 1}, set()), (7, set()), ("", set())],
+    ids=str,
+)
+async def test_a_scope_of_another_form_gives_no_more_than_it_names(
+    issuer: Issuer, named: Any, expected: set[Scope]
+) -> None:
+    assert (await who(tokens(issuer), issuer.token(scope=named))).scopes == expected
+
+
+async def test_an_issuer_may_end_with_a_slash(issuer: Issuer) -> None:
+    issuer.url += "/"
+    assert (await who(tokens(issuer), issuer.token())).name.startswith("oidc-")
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"jwks_uri": "http://id.example.com/keys"}, {"issuer": "https://evil.test"}], ids=str
+)
+async def test_keys_of_metadata_that_cannot_be_trusted_are_not_taken(
+    issuer: Issuer, metadata: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    issuer.metadata = metadata
+    with pytest.raises(Unauthenticated):
+        await who(tokens(issuer), issuer.token())
+    assert issuer.fetched == 0
+    assert "jwks_uri: is not" in caplog.text or "another issuer" in caplog.text
+
+
+async def test_a_key_for_encryption_signs_nothing(issuer: Issuer) -> None:
+    issuer.use = {"use": "enc"}
+    with pytest.raises(Unauthenticated):
+        await who(tokens(issuer), issuer.token())
+
+
+async def test_known_keys_do_not_wait_while_the_issuer_is_asked_for_others(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = tokens(issuer)
+    await who(taken, issuer.token())
+    issuer.keys["two"] = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    asked, go_on = threading.Event(), threading.Event()
+
+    def slow(path: str, document: Any = issuer.document) -> Any:
+        asked.set()
+        go_on.wait(10)
+        return document(path)
+
+    monkeypatch.setattr("skillyard.faces.http.oidc.AGAIN_S", -1.0)
+    monkeypatch.setattr(issuer, "document", slow)
+    unknown = asyncio.create_task(who(taken, issuer.token("two")))
+    try:
+        assert await asyncio.to_thread(asked.wait, 10)
+        async with asyncio.timeout(2):
+            await who(taken, issuer.token())
+        assert not unknown.done()
+    finally:
+        go_on.set()
+    with pytest.raises(Unauthenticated):
+        await unknown
 
 
 async def test_our_own_tokens_are_taken_beside(issuer: Issuer) -> None:

@@ -16,13 +16,19 @@ ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
+def is_secure(url: str) -> bool:
+    """Returns whether nobody on the way can change what is fetched from ``url``."""
+    parts = urlsplit(url)
+    named = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
+    return named and bool(parts.hostname)
+
+
 def _url(value: str) -> str:
     parts = urlsplit(value)
-    secure = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
-    if value and not (secure and parts.hostname and not parts.query and not parts.fragment):
+    if value and not (is_secure(value) and not parts.query and not parts.fragment):
         rule = "must be an https URL without query and fragment, or one of http on loopback"
         raise InvalidInput("oidc", rule, shown(value))
-    return value.rstrip("/") if parts.path == "/" else value
+    return value
 
 
 def _known(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -41,7 +47,8 @@ class OidcSettings(Section):
 
     issuer: Url = Field(
         default="",
-        description="Issuer whose tokens are taken (`iss`). Its metadata name its keys unless `jwks_url` does.",
+        description="Issuer whose tokens are taken, letter for letter as in their `iss`. Its metadata name its keys"
+        " unless `jwks_url` does.",
     )
     audience: str = Field(
         default="", description="Audience that a token must be made for (`aud`), such as the URL of `/mcp`."

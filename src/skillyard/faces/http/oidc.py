@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from skillyard.config.faces.oidc import OidcSettings
+from skillyard.config.faces.oidc import OidcSettings, is_secure
 from skillyard.domain.errors import Unauthenticated
 from skillyard.domain.principal import Principal
 from skillyard.domain.principal import Scope as Right
@@ -80,8 +80,10 @@ class IssuedTokens:
     def _principal(self, claims: Mapping[str, Any]) -> Principal:
         settings = self._settings
         scopes = frozenset(settings.scopes)
-        if isinstance(named := claims.get("scope"), str):
-            scopes &= {right for right in Right if right.value in named.split()}
+        if "scope" in claims:  # in any other form than text or a list it names none
+            named = claims["scope"]
+            words = named.split() if isinstance(named, str) else named if isinstance(named, list) else []
+            scopes &= {right for right in Right if right.value in words}
         subject = json.dumps([claims["iss"], claims["sub"]]).encode()
         name = f"oidc-{hashlib.sha256(subject).hexdigest()[:40]}"
         return Principal(name, scopes, project=settings.project, profile=settings.profile)
@@ -101,6 +103,8 @@ class _Keys:
         import jwt
 
         clock = asyncio.get_running_loop().time
+        if kid in self._found and clock() - self._fetched <= KEEP_S:
+            return self._found[kid]  # tokens with keys that nobody knows, and a slow issuer, hold back no other
         async with self._line:
             age = clock() - self._fetched
             if age > KEEP_S or (kid not in self._found and age > AGAIN_S):
@@ -116,12 +120,23 @@ class _Keys:
 
         try:
             async with httpx2.AsyncClient(timeout=FETCH_S, follow_redirects=False, trust_env=False) as http:
-                url = self._settings.jwks_url or (await _json(http, f"{self._settings.issuer}{_DISCOVERY}"))["jwks_uri"]
+                url = self._settings.jwks_url or await self._discovered(http)
                 keys = jwt.PyJWKSet.from_dict(await _json(http, url)).keys
         except (httpx2.HTTPError, jwt.PyJWTError, ValueError, KeyError, TypeError) as error:
             logger.warning("the issuer's keys cannot be fetched: %s", error)
             return {}
-        return {key.key_id or "": key for key in keys}
+        return {key.key_id or "": key for key in keys if key.public_key_use in (None, "sig")}
+
+    async def _discovered(self, http: Any) -> str:
+        """Returns where the issuer's metadata say that its keys are. Raises ValueError, KeyError, httpx2.HTTPError."""
+        issuer = self._settings.issuer
+        about = await _json(http, f"{issuer.rstrip('/')}{_DISCOVERY}")
+        if about["issuer"] != issuer:
+            raise ValueError(f"the metadata are of another issuer than '{issuer}'")
+        url = str(about["jwks_uri"])
+        if not is_secure(url):
+            raise ValueError("jwks_uri: is not an https URL")
+        return url
 
 
 async def _json(http: Any, url: str) -> Any:
