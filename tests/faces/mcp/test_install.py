@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skillyard.faces.cli.mcp import install
 from skillyard.faces.cli.mcp.clients import CLIENTS, Unfit, changed, found, is_ours
 
 FILES = {
@@ -91,6 +92,24 @@ def test_others_stay_and_the_file_before_is_kept(home: Path) -> None:
     assert after == json.loads(before)
     assert file.stat().st_mode & 0o777 == 0o640
     assert [kept.read_text() for kept in file.parent.glob("*.bak")] == [before]
+
+
+def test_tokens_in_a_file_are_shown_to_nobody_while_it_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mcp.json"
+    file.write_text('{"token": "secret"}')
+    file.chmod(0o600)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space is left")
+
+    for name in ("copymode", "copystat"):
+        monkeypatch.setattr(f"shutil.{name}", full)
+    with pytest.raises(OSError, match="no space"):
+        install._write(file, '{"token": "secret"}', "{}")
+    assert {one.stat().st_mode & 0o077 for one in tmp_path.iterdir()} == {0}
+    assert file.read_text() == '{"token": "secret"}'
 
 
 def test_nothing_is_written_unasked(home: Path) -> None:

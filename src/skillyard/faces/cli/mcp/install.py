@@ -144,16 +144,24 @@ def _write(file: Path, before: str, after: str) -> Path | None:
     kept = None
     if file.exists():
         kept = file.with_name(f"{file.name}.{datetime.now(UTC):%Y%m%dT%H%M%S%f}.bak")
-        shutil.copy2(file, kept)
+        _make(kept, before, file)
     new = file.with_name(f".{file.name}.{os.getpid()}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
-        with open(descriptor, "w", encoding="utf-8", newline="") as stream:  # noqa: PTH123 - a descriptor
-            stream.write(after)
-        if kept is not None:
-            shutil.copymode(kept, new)
+        _make(new, after, kept)
         new.replace(file)
     except BaseException:
         new.unlink(missing_ok=True)
         raise
     return kept
+
+
+def _make(file: Path, text: str, like: Path | None) -> None:
+    """Makes a file that has the rights of ``like``.
+
+    Until then it is its user's alone, since it may hold tokens.
+    """
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "w", encoding="utf-8", newline="") as stream:  # noqa: PTH123 - a descriptor
+        stream.write(text)
+    if like is not None:
+        shutil.copymode(like, file)
