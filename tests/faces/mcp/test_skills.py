@@ -268,6 +268,7 @@ def test_names_of_tools_fit_every_model() -> None:
     assert tool_name("acme.words") == "skill_acme_words"
     assert len(tool_name(long)) == 64
     assert tool_name(long) != tool_name(long + "c")
+    assert len({tool_name(name) for name in ("a.b", "a_b", "a-b", "aéb", "aüb")}) == 5
 
 
 def test_blobs_that_arguments_mention_are_found() -> None:

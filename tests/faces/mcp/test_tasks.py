@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -25,9 +26,11 @@ from mcp_types import (
 from skillyard.config.settings import load_settings
 from skillyard.domain.principal import LOCAL, Principal, Profile
 from skillyard.faces.mcp import tasks
+from skillyard.faces.mcp.caller import Callers
 from skillyard.faces.mcp.tasks import EXTENSION
 from skillyard.runtime import Runtime
-from tests.faces.mcp.support import CODE, face_of
+from tests.faces.mcp.support import CODE, answering, face_of
+from tests.faces.support import Engine
 
 pytestmark = pytest.mark.anyio
 
@@ -254,3 +257,28 @@ async def test_an_answer_to_no_question_approves_nothing(runtime: Runtime) -> No
             await forged(client, told["requestState"][:-4] + "AAAA")
         assert refused.value.error.code == -32602
     assert not await is_approved(runtime)
+
+
+class Endless:
+    """A run that does not end by itself."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+
+    async def wait(self, _principal: Principal, _run_id: str, _wait_ms: int) -> Any:
+        await anyio.sleep_forever()
+
+    async def cancel(self, _principal: Principal, run_id: str, _reason: str | None) -> bool:
+        await anyio.sleep(0)
+        self.cancelled.append(run_id)
+        return True
+
+
+async def test_a_run_ends_whose_client_cancels_before_it_knows_the_task() -> None:
+    engine, runs = Engine(), Endless()
+    answering(engine, "run_code", {"run_id": "run_1"})
+    face = tasks.TaskFace(Callers(engine.invoke), lambda: cast("Any", runs), cast("Any", None), None)
+    context = cast("Any", SimpleNamespace(request=None))
+    with anyio.move_on_after(0.05):
+        await face.start(context, "run_code", CODE)
+    assert runs.cancelled == ["run_1"]

@@ -11,6 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from mcp.client import Client
 from mcp.shared.exceptions import MCPError
+from mcp_types import ResourceTemplateReference
 
 from skillyard.config.faces.mcp import PROTOCOL_TOOLS, McpSettings
 from skillyard.domain.errors import Busy, InvalidInput
@@ -225,3 +226,33 @@ async def test_nothing_is_followed_unasked() -> None:
     async with Client(server(engine, told=told)) as client:
         await client.call_tool("run_code", CODE)
     assert "labels" not in engine.calls[0][2]
+
+
+@pytest.mark.parametrize("mode", REVISIONS)
+async def test_a_fault_is_told_by_its_incident_alone(mode: Any) -> None:
+    engine = Engine()
+
+    async def broken(_principal: Principal, _params: dict[str, Any]) -> dict[str, Any]:
+        raise RuntimeError("/srv/data/skillyard.db is locked")
+
+    for method in ("list_skills", "runs.list", "read_blob"):
+        engine.handlers[method] = broken
+    runs = ResourceTemplateReference(type="ref/resource", uri="run://{run_id}/log")
+    async with Client(server(engine), mode=mode) as client:
+        for call in (
+            lambda: client.list_resources(),
+            lambda: client.list_prompts(),
+            lambda: client.complete(runs, {"name": "run_id", "value": ""}),
+            lambda: client.read_resource("blob://1"),
+        ):
+            with pytest.raises(MCPError, match=r"internal error \(incident [0-9a-f]{16}\)") as told:
+                await call()
+            assert "/srv" not in str(told.value.error)
+
+
+async def test_a_refusal_beside_tools_is_told_as_it_is() -> None:
+    runs = ResourceTemplateReference(type="ref/resource", uri="run://{run_id}/log")
+    async with Client(server(Engine(), principal=Principal("nobody", frozenset())), mode="legacy") as client:
+        with pytest.raises(MCPError) as refused:
+            await client.complete(runs, {"name": "run_id", "value": ""})
+    assert refused.value.error.data["type"] == "Forbidden"

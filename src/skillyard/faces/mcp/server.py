@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mcp.server.caching import CacheHint
+from mcp.server.context import CallNext, HandlerResult
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.shared.exceptions import MCPError
@@ -17,10 +17,7 @@ from mcp_types import (
     CallToolRequestParams,
     CallToolResult,
     EmptyResult,
-    GetPromptRequestParams,
-    GetPromptResult,
     InputRequiredResult,
-    ListPromptsResult,
     ListToolsResult,
     NotificationParams,
     PaginatedRequestParams,
@@ -28,10 +25,11 @@ from mcp_types import (
     SetLevelRequestParams,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
 
 from skillyard._version import __version__
 from skillyard.config.faces.mcp import McpSettings
-from skillyard.domain.errors import InvalidInput, SkillyardError
+from skillyard.domain.errors import InvalidInput
 from skillyard.engine.method import Method
 from skillyard.faces.mcp import results, skills, tasks, tools
 from skillyard.faces.mcp.approvals import Approvals, boundary
@@ -42,7 +40,7 @@ from skillyard.faces.mcp.resources import ResourceFace
 from skillyard.faces.mcp.servers import ServerFace
 from skillyard.faces.mcp.skills import SkillFace, UriParams
 from skillyard.faces.mcp.tasks import TaskFace, TaskParams
-from skillyard.faces.rpc.wire import CallerGone
+from skillyard.faces.rpc.wire import CallerGone, error_object
 
 INSTRUCTIONS = (
     "skillyard runs agent skills and Python code in sandboxes that are made for one run and destroyed after it."
@@ -163,14 +161,6 @@ def server_of(parts: Parts) -> Server[Any]:
     """Returns the server. One serves all clients, of all revisions."""
     face = ToolFace(parts)
 
-    async def prompts(context: Context, params: PaginatedRequestParams | None) -> ListPromptsResult:
-        with _told_as_error():
-            return await parts.skills.prompts(context, params)
-
-    async def prompt(context: Context, params: GetPromptRequestParams) -> GetPromptResult:
-        with _told_as_error():
-            return await parts.skills.prompt(context, params)
-
     async def set_level(context: Context, params: SetLevelRequestParams) -> EmptyResult:
         parts.levels.set(context, params.level)
         return EmptyResult()
@@ -188,13 +178,13 @@ def server_of(parts: Parts) -> Server[Any]:
         on_list_resource_templates=parts.resources.templates,
         on_read_resource=parts.resources.read,
         on_subscriptions_listen=parts.changes.listening,
-        on_list_prompts=prompts,
-        on_get_prompt=prompt,
+        on_list_prompts=parts.skills.prompts,
+        on_get_prompt=parts.skills.prompt,
         on_completion=parts.resources.complete,
     )
     server.add_request_handler("logging/setLevel", SetLevelRequestParams, set_level)
     server.add_notification_handler("notifications/initialized", NotificationParams, parts.changes.initialized)
-    server.middleware += [boundary(parts.callers), parts.changes]
+    server.middleware += [_errors, boundary(parts.callers), parts.changes]
     server.extensions = {tasks.EXTENSION: {}, skills.EXTENSION: {"directoryRead": True}}
     _bind(server, "skills/list", PaginatedRequestParams, parts.skills.skills_list)
     _bind(server, "skills/get", UriParams, parts.skills.skills_get)
@@ -210,18 +200,22 @@ def _bind(server: Server[Any], method: str, params: type[RequestParams], handler
     async def bound(context: Context, given: Any) -> dict[str, Any]:
         if context.protocol_version not in MODERN_PROTOCOL_VERSIONS:
             raise MCPError(METHOD_NOT_FOUND, "Method not found", method)
-        with _told_as_error():
-            return await handler(context, given)
+        return await handler(context, given)
 
     server.add_request_handler(method, params, bound)
 
 
-@contextmanager
-def _told_as_error() -> Iterator[None]:
-    """Turns a refusal into an error of the protocol, where answers have no place for it."""
+async def _errors(ctx: Context, call_next: CallNext) -> HandlerResult:
+    """Turns what a handler raises into an error of the protocol.
+
+    The SDK would tell clients the text of any exception: of a fault they learn the incident alone.
+    """
     try:
-        yield
+        return await call_next(ctx)
+    except (MCPError, ValidationError, CallerGone):
+        raise
     except InvalidInput as error:
         raise MCPError(INVALID_PARAMS, error.message, error.data) from None
-    except SkillyardError as error:
-        raise MCPError(error.code, error.message, error.data) from None
+    except Exception as error:  # noqa: BLE001 - it is logged
+        told = error_object(error)
+        raise MCPError(told["code"], told["message"], told["data"]) from None

@@ -45,7 +45,9 @@ _MOST_FILES = 512
 _MOST_BYTES = 16 * 1024 * 1024
 """Of one skill, by the extension."""
 _PART = 4 * 1024 * 1024
-_LONGEST_NAME = 64
+_LONGEST_NAME, _DIGITS = 64, 24
+_PLAIN = re.compile(r"[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*")
+"""A name that can be read from the name of its tool."""
 _BLOB = re.compile(r"blob:[A-Za-z0-9._-]{1,128}")
 _MOST_BLOBS = 256
 _TASK = PromptArgument(name="task", description="The task to do with the skill.", required=False)
@@ -254,10 +256,12 @@ def address(skill: Mapping[str, Any], path: str) -> str:
 
 def tool_name(skill: str) -> str:
     """Returns the name of a skill's tool. No method has a name that begins so."""
-    name = "skill_" + re.sub(r"[^A-Za-z0-9_-]", "_", skill)
-    if len(name) <= _LONGEST_NAME:
+    name = f"skill_{skill.replace('.', '_')}"
+    if len(name) <= _LONGEST_NAME and _PLAIN.fullmatch(skill):
         return name
-    return f"{name[: _LONGEST_NAME - 9]}_{sha256(skill.encode()).hexdigest()[:8]}"
+    # Two underscores are in no plain name, and the digest is too long to be met: no skill takes the tool of another.
+    stem = re.sub(r"[^A-Za-z0-9_-]", "_", name)[: _LONGEST_NAME - 2 - _DIGITS]
+    return f"{stem}__{sha256(skill.encode()).hexdigest()[:_DIGITS]}"
 
 
 def blobs_in(value: Any) -> list[str]:

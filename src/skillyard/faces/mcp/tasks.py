@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+import anyio
 from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
 from mcp_types import (
@@ -83,7 +84,8 @@ class TaskFace:
             ended = True
         finally:
             if not ended:  # nobody knows the task: it is not worked for
-                await self.runs().cancel(principal, run["run_id"], "the client went away")
+                with anyio.CancelScope(shield=True):
+                    await self.runs().cancel(principal, run["run_id"], "the client went away")
         if not record.status.live:
             return await self.answer(context, self._run(record))
         return {"resultType": "task", **self._task(record)}
