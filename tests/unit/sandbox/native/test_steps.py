@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
 import socket
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skillyard.ipc import packets
 from skillyard.sandbox.native.grounds.namespaces import form, table
 from skillyard.sandbox.native.grounds.namespaces.form import Filter, Given, Patched, Slot, Step
 from skillyard.sandbox.native.inside import walls
@@ -240,7 +242,7 @@ SOME: list[Step] = [
 
 
 def test_a_table_reads_back() -> None:
-    assert list(form.decode(form.encode(*SOME))) == SOME
+    assert list(form.decode(form.encode(*SOME, form.END))) == SOME
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +262,7 @@ WHOLE = table.order(BUILD, 2)
 
 @given(data=st.data())
 def test_both_read_the_same_tables_and_refuse_the_same(data: st.DataObject, library: ctypes.PyDLL) -> None:
-    raw = bytearray(data.draw(st.sampled_from([WHOLE, form.encode(*SOME)])))
+    raw = bytearray(data.draw(st.sampled_from([WHOLE, form.encode(*SOME, form.END)])))
     for _ in range(data.draw(st.integers(0, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     raw = raw[: data.draw(st.integers(0, len(raw)))]
@@ -270,6 +272,43 @@ def test_both_read_the_same_tables_and_refuse_the_same(data: st.DataObject, libr
 @given(raw=st.binary(max_size=200))
 def test_no_bytes_are_read_differently(raw: bytes, library: ctypes.PyDLL) -> None:
     assert library.sy_check(raw, len(raw)) == _count(raw)
+
+
+def test_a_table_that_breaks_off_between_two_steps_is_refused(library: ctypes.PyDLL) -> None:
+    """The empty one and one that lacks its last walls, too."""
+    parts = [b"", *(form.encode(step) for step in form.decode(WHOLE))]
+    assert library.sy_check(WHOLE, len(WHOLE)) == len(parts) - 1
+    size = 0
+    for part in parts:
+        size += len(part)
+        assert library.sy_check(WHOLE[:size], size) == -1
+        with pytest.raises(ValueError, match="no end"):
+            list(form.decode(WHOLE[:size]))
+    assert WHOLE[size:] == form.encode(form.END)
+    assert library.sy_check(WHOLE + parts[-1], len(WHOLE) + len(parts[-1])) == -1
+
+
+def test_an_empty_table_is_not_performed(library: ctypes.PyDLL) -> None:
+    failed = ctypes.create_string_buffer(1024)
+    ctypes.set_errno(0)
+    assert library.sy_run(b"", ctypes.c_size_t(0), None, 0, None, ctypes.c_size_t(0), failed) == -1
+    assert ctypes.get_errno() == errno.EBADMSG
+
+
+@pytest.mark.parametrize("what", ["bytes", "descriptors"])
+def test_an_order_that_did_not_come_whole_ends_the_zygote(what: str, library: ctypes.PyDLL) -> None:
+    keeper, zygote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with keeper, zygote:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        size, count = (packets.MAX_PACKET + 1, 3) if what == "bytes" else (8, form.MOST_GIVEN + 1)
+        packets.send_some(keeper, b"x" * size, [0] * count)
+        keeper.close()
+        opened = len(os.listdir("/proc/self/fd"))
+        made = ctypes.create_string_buffer(64)
+        ctypes.set_errno(0)
+        got = library.sy_serve(zygote.fileno(), ctypes.c_ulong(0), None, ctypes.c_size_t(0), None, made)
+        assert (got, ctypes.get_errno()) == (-1, errno.EMSGSIZE)
+        assert len(os.listdir("/proc/self/fd")) == opened
 
 
 HARNESS = """

@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 enum { MOST_ORDER = 192 * 1024, MOST_FDS = 16, MOST_ARGS = 6, SLOTS = 8, NONE = 255, ANY = 255 };
-enum { SYSCALL, FORK_ONCE, GROW_STACK, DROP_BOUNDING };           /* steps.py: the same numbers */
+enum { SYSCALL, FORK_ONCE, GROW_STACK, DROP_BOUNDING, LAST };     /* form.py: the same numbers */
 enum { NUMBER, BYTES, SLOT, GIVEN, FILTER, PATCHED };
 enum { ENDED, WORKER, INIT, FAILED = -1 };
 enum { SLACK = 1 << 16 };
@@ -103,17 +103,18 @@ static int next_argument(struct reader *r, struct argument *a)
     }
 }
 
-/* 1: a step; 0: the end; -1: it cannot be read. */
+/* 1: a step; 0: the mark of the end, behind which nothing comes; -1: it cannot be read. A table that breaks off between
+ * two steps lacks the mark: no sandbox may run without its last walls. */
 static int next_step(struct reader *r, struct step *s)
 {
-    if (r->at == r->end)
-        return 0;
     if (take(r, &s->op, 1) < 0 || take(r, &s->lenient, 1) < 0 || take(r, &s->store, 1) < 0 || take(r, &s->skip, 1) < 0
         || take(r, &s->call, sizeof s->call) < 0 || take(r, &s->count, 1) < 0 || take(r, &s->named, 1) < 0
         || (s->name = piece(r, s->named)) == NULL)
         return -1;
-    if (s->op > DROP_BOUNDING || (s->store != NONE && s->store >= SLOTS) || s->count > MOST_ARGS)
+    if (s->op > LAST || (s->store != NONE && s->store >= SLOTS) || s->count > MOST_ARGS)
         return -1;
+    if (s->op == LAST)
+        return s->count == 0 && r->at == r->end ? 0 : -1;
     if ((s->op == GROW_STACK || s->op == DROP_BOUNDING) && s->count < 1)
         return -1;
     for (int i = 0; i < s->count; i++)
@@ -122,7 +123,7 @@ static int next_step(struct reader *r, struct step *s)
     return 1;
 }
 
-/* Returns the number of steps, -1 for a table that cannot be read. */
+/* Returns the number of steps but for the last mark, -1 for a table that cannot be read. */
 int sy_check(uint8_t *table, size_t size)
 {
     struct reader r = {table, table + size};
@@ -249,6 +250,12 @@ static int receive(int sock, uint8_t *order, ssize_t *size, int *fds, int *count
             for (int i = 0; i < more && *count < MOST_FDS; i++)
                 memcpy(&fds[(*count)++], CMSG_DATA(c) + (size_t)i * sizeof(int), sizeof(int));
         }
+    if (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
+        while (*count > 0)
+            close(fds[--*count]);
+        errno = EMSGSIZE;
+        return -1;
+    }
     return 1;
 }
 
@@ -377,6 +384,7 @@ int sy_serve(int sock, unsigned long spaces, const uint8_t *code, size_t code_si
             close(pidfd);
         for (int i = 0; i < count; i++)
             close(fds[i]);
+        memset(order, 0, (size_t)size); /* the next clone reads its own order alone */
     }
     return got < 0 ? FAILED : ENDED;
 }

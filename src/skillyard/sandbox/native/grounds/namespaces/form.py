@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-SYSCALL, FORK_ONCE, GROW_STACK, DROP_BOUNDING = range(4)
+SYSCALL, FORK_ONCE, GROW_STACK, DROP_BOUNDING, LAST = range(5)
 NUMBER, BYTES, SLOT, GIVEN, FILTER, PATCHED = range(6)
 SLOTS, MOST_GIVEN, MOST_ARGUMENTS = 8, 16, 6
 NONE = ANY = 255
@@ -54,6 +54,10 @@ class Step(NamedTuple):
     skip: int = 0
 
 
+END = Step("the end", 0, op=LAST)
+"""The mark that ends each table. One that breaks off between two steps lacks it, and is refused."""
+
+
 def encode(*steps: Step) -> bytes:
     """Returns a table, or a part of one."""
     return b"".join(map(_encode, steps))
@@ -78,7 +82,7 @@ def _argument(argument: Argument) -> bytes:
 
 
 def decode(table: bytes) -> Iterator[Step]:
-    """Yields the steps of a table. Raises ValueError for one that cannot be read."""
+    """Yields the steps of a table but END. Raises ValueError for one that cannot be read."""
     try:
         yield from _decode(table)
     except struct.error as error:
@@ -90,16 +94,21 @@ def _decode(table: bytes) -> Iterator[Step]:
     while at < len(table):
         op, lenient, store, skip, call, count, named = _HEAD.unpack_from(table, at)
         at += _HEAD.size
-        if op > DROP_BOUNDING or NONE > store >= SLOTS or count > MOST_ARGUMENTS:
+        if op > LAST or NONE > store >= SLOTS or count > MOST_ARGUMENTS:
             raise ValueError("a step has no meaning")
         if op in (GROW_STACK, DROP_BOUNDING) and not count:
             raise ValueError("a step has no size")
         name, at = _piece(table, at, named)
+        if op == LAST:
+            if count or at < len(table):
+                raise ValueError("something comes behind the end of a table of steps")
+            return
         arguments = []
         for _ in range(count):
             argument, at = _read(table, at)
             arguments.append(argument)
         yield Step(name.decode("latin-1"), call, tuple(arguments), op, lenient, store, skip)
+    raise ValueError("a table of steps has no end")
 
 
 def _piece(table: bytes, at: int, size: int) -> tuple[bytes, int]:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from skillyard.sandbox.native.grounds.namespaces.form import (
     ANY,
     DROP_BOUNDING,
+    END,
     FORK_ONCE,
     GROW_STACK,
     Argument,
@@ -53,6 +54,7 @@ def order(build: walls.Build, groups: int) -> bytes:
             _proc(build.proc_files, build.proc_directories, build.cpus),
             _ids(*ids),
             _last(build._replace(uid=0, own_uid=False, cpus=(), proc_files=(), proc_directories=())),
+            encode(END),
         )
     )
 
