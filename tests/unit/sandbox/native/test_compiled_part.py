@@ -33,7 +33,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.PyDLL:
 
 def perform(library: ctypes.PyDLL, *steps: Step, given: tuple[int, ...] = ()) -> int:
     """Performs harmless steps here; returns 0 or the errno."""
-    raw = form.encode(*steps)
+    raw = form.encode(*steps, form.END)
     fds = (ctypes.c_int * max(1, len(given)))(*given)
     failed = ctypes.create_string_buffer(1024)
     buffer = ctypes.create_string_buffer(raw, len(raw))
@@ -127,6 +127,9 @@ if what != steps.ENDED:
 """
 
 
+EMPTY = form.encode(form.END)
+
+
 @dataclass
 class Serving:
     """A process in the serve loop, whose clones are this process's children."""
@@ -185,7 +188,7 @@ def serving(library: ctypes.PyDLL, tmp_path: Path) -> Iterator[Serving]:
 
 
 def test_a_clone_has_an_init_and_a_worker_and_each_goes_on_in_python(serving: Serving) -> None:
-    answer = serving.clone(b" ")
+    answer = serving.clone(b" " + EMPTY)
     assert answer == {"pid": serving.pid}
     assert serving.hear() == READY
     assert serving.channel is not None
@@ -200,15 +203,40 @@ def test_a_clone_has_an_init_and_a_worker_and_each_goes_on_in_python(serving: Se
 def test_the_loop_serves_on_after_clones_that_fail(serving: Serving) -> None:
     """A step that fails, and an order that cannot be read, end the clone and tell why."""
     absent = Step('no "place"', NUMBERS["chdir"], (b"/nowhere/at/all\0",))
-    for order, why in ((form.encode(absent), b"No such file"), (b"\xff\xff", b"its order")):
+    for order, why in ((form.encode(absent, form.END), b"No such file"), (b"\xff\xff", b"its order")):
         serving.clone(b" " + order)
         said = serving.hear()
         assert why in said
         assert json.loads(said).keys() == {"broken"}
         assert os.waitstatus_to_exitcode(serving.end()) == 1
-    serving.clone(b" ")
+    serving.clone(b" " + EMPTY)
     assert serving.hear() == READY
     assert serving.end() == 0
+
+
+def test_a_clone_has_its_own_order_alone_in_its_memory(serving: Serving) -> None:
+    """The one before may be another's, and code can read all its memory."""
+    for name, before in (("of the first", ""), ("of another", "of the first")):
+        named = Step(name, NUMBERS["getpid"])
+        serving.clone(b" " + form.encode(*[named] * (90 if not before else 2), form.END))
+        assert serving.hear() == READY
+        seen = _memory(serving.pid)
+        assert name.encode() in seen
+        assert not before or before.encode() not in seen
+        assert serving.end() == 0
+
+
+def _memory(pid: int) -> bytes:
+    """Returns all that a process can write to."""
+    parts = []
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in maps:
+            place, rights, *_ = line.split()
+            if rights == "rw-p":
+                start, end = (int(address, 16) for address in place.split("-"))
+                memory.seek(start)
+                parts.append(memory.read(end - start))
+    return b"".join(parts)
 
 
 def test_a_clone_begins_in_its_control_group(serving: Serving) -> None:
@@ -220,7 +248,7 @@ def test_a_clone_begins_in_its_control_group(serving: Serving) -> None:
     group.mkdir()
     try:
         fd = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
-        serving.clone(b"+", fd)
+        serving.clone(b"+" + EMPTY, fd)
         os.close(fd)
         assert serving.hear() == READY
         assert str(serving.pid) in (group / "cgroup.procs").read_text().split()
