@@ -206,6 +206,18 @@ def test_a_refusal_ends_the_command_before_anything_starts(jails: Jails) -> None
     assert not (jails.home / "jails").exists()
 
 
+def test_what_holds_the_key_of_the_secrets_is_refused(jails: Jails, place: Path) -> None:
+    """It may be kept apart from the data directory, and so may the token of a vault."""
+    for name, setting in (("key", "SECRETS__KEY_FILE"), ("token", "SECRETS__VAULT__TOKEN_FILE")):
+        (place / name).mkdir()
+        (place / name / "file").write_text("00" * 32)
+        (place / name / "file").chmod(0o600)
+        env = {f"SKILLYARD_{setting}": str(place / name / "file")}
+        done = jails.run("--read", str(place / name), "--", "true", env=env)
+        assert done.returncode == _REFUSED, done.stderr
+        assert b"which no jail may see" in done.stderr
+
+
 def test_other_isolations_refuse_directories_by_name(jails: Jails, place: Path) -> None:
     done = jails.run("--isolation", "landlock", "--read", str(place), "--", "true")
     assert done.returncode not in (0, 1)

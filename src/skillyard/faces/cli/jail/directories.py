@@ -24,8 +24,8 @@ _SYSTEM = (
 def chosen(read: Iterable[Path], write: Iterable[Path], closed: Iterable[Path]) -> tuple[JailDirectory, ...]:
     """Returns the directories, each opened once and named by its device and inode.
 
-    ``closed`` are directories that no jail may see: they, all in them, and all that they lie in are refused. Raises
-    InvalidInput that names the option.
+    ``closed`` are directories and files that no jail may see: they, all in them, and all that they lie in are refused.
+    Raises InvalidInput that names the option.
     """
     found: list[JailDirectory] = []
     for option, paths, writable in (("read", read, False), ("write", write, True)):

@@ -252,7 +252,10 @@ async def _order(settings: Settings, grants: Grants, command: tuple[str, ...]) -
     from skillyard.faces.cli.jail import home
     from skillyard.faces.cli.jail.directories import chosen
 
-    directories = chosen(grants.read, grants.write, [settings.data_dir, home.base(settings)])
+    kept = settings.secrets
+    files = kept.files.directory if "files" in kept.readers else None
+    closed = filter(None, (settings.data_dir, home.base(settings), kept.key_file, kept.vault.token_file, files))
+    directories = chosen(grants.read, grants.write, tuple(closed))
     return JailOrder(
         args=command,
         limits=settings.jail.limits,
