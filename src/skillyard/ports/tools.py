@@ -17,7 +17,10 @@ class ToolStore(Protocol):
     """The latest definition of each tool, and the approved one."""
 
     async def note(self, server: str, tools: Sequence[Tool], at: float) -> None:
-        """Replaces the latest definitions of a server. Tools that it has no more stay when they were approved."""
+        """Replaces the latest definitions of a server. Tools that it has no more stay when they were approved.
+
+        Where nothing else would stay, the others do: a server that was known once is never taken for a new one.
+        """
         ...
 
     async def approve(self, server: str, name: str, digest: str, by: str, at: float) -> bool:
@@ -25,7 +28,7 @@ class ToolStore(Protocol):
         ...
 
     async def revoke(self, server: str, name: str) -> bool:
-        """Takes an approval back; returns whether there was one."""
+        """Takes an approval back; returns whether there was one. The tool stays known."""
         ...
 
     async def rows(self, server: str | None = None) -> Sequence[ToolRow]:

@@ -8,19 +8,21 @@ from collections.abc import Sequence
 from skillyard.domain.tool import Tool, ToolRow, tool_of_text
 from skillyard.stores.sqlite.database import Database
 
-_FORGET = "DELETE FROM tools WHERE server = ? AND approved IS NULL"
-_GONE = "UPDATE tools SET seen = NULL WHERE server = ?"
+_FORGET = """
+    DELETE FROM tools WHERE server = ?1 AND approved IS NULL
+    AND (?2 OR EXISTS (SELECT 1 FROM tools WHERE server = ?1 AND approved IS NOT NULL))
+"""
+_GONE = "UPDATE tools SET seen = NULL WHERE server = ? AND approved IS NOT NULL"
 _SEEN = """
     INSERT INTO tools (server, name, seen, seen_at) VALUES (?, ?, ?, ?)
     ON CONFLICT (server, name) DO UPDATE SET seen = excluded.seen, seen_at = excluded.seen_at
 """
 _APPROVE = "UPDATE tools SET approved = seen, approved_at = ?, approved_by = ? WHERE server = ? AND name = ?"
 _LATEST = "SELECT seen FROM tools WHERE server = ? AND name = ? AND seen IS NOT NULL"
-_REVOKE = (
-    "DELETE FROM tools WHERE server = ? AND name = ? AND approved IS NOT NULL AND seen IS NULL",
-    "UPDATE tools SET approved = NULL, approved_at = NULL, approved_by = ''"
-    " WHERE server = ? AND name = ? AND approved IS NOT NULL",
-)
+_REVOKE = """
+    UPDATE tools SET seen = COALESCE(seen, approved), approved = NULL, approved_at = NULL, approved_by = ''
+    WHERE server = ? AND name = ? AND approved IS NOT NULL
+"""
 _ROWS = """
     SELECT server, name, seen, approved, seen_at, approved_at, approved_by FROM tools
     WHERE ?1 IS NULL OR server = ?1 ORDER BY server, name
@@ -35,7 +37,7 @@ class SqliteTools:
 
     async def note(self, server: str, tools: Sequence[Tool], at: float) -> None:
         def put(connection: sqlite3.Connection) -> None:
-            connection.execute(_FORGET, (server,))
+            connection.execute(_FORGET, (server, bool(tools)))
             connection.execute(_GONE, (server,))
             for tool in tools:
                 connection.execute(_SEEN, (server, tool.name, tool.text, at))
@@ -54,7 +56,7 @@ class SqliteTools:
 
     async def revoke(self, server: str, name: str) -> bool:
         def forget(connection: sqlite3.Connection) -> bool:
-            return any(connection.execute(statement, (server, name)).rowcount for statement in _REVOKE)
+            return connection.execute(_REVOKE, (server, name)).rowcount > 0
 
         return await self._database.write(forget)
 

@@ -21,12 +21,13 @@ class MemoryTools:
         self._rows: dict[tuple[str, str], ToolRow] = {}
 
     async def note(self, server: str, tools: Sequence[Tool], at: float) -> None:
-        for key, row in list(self._rows.items()):
-            if key[0] == server:
-                if row.approved is None:
-                    del self._rows[key]
-                else:
-                    self._rows[key] = replace(row, seen=None)
+        known = {key: row for key, row in self._rows.items() if key[0] == server}
+        forget = bool(tools) or any(row.approved for row in known.values())
+        for key, row in known.items():
+            if row.approved is not None:
+                self._rows[key] = replace(row, seen=None)
+            elif forget:
+                del self._rows[key]
         for tool in tools:
             row = self._rows.get((server, tool.name)) or ToolRow(server, tool.name, tool, None, at)
             self._rows[server, tool.name] = replace(row, seen=tool, seen_at=at)
@@ -42,10 +43,8 @@ class MemoryTools:
         row = self._rows.get((server, name))
         if row is None or row.approved is None:
             return False
-        if row.seen is None:
-            del self._rows[server, name]
-        else:
-            self._rows[server, name] = replace(row, approved=None, approved_at=None, approved_by="")
+        seen = row.seen or row.approved
+        self._rows[server, name] = replace(row, seen=seen, approved=None, approved_at=None, approved_by="")
         return True
 
     async def rows(self, server: str | None = None) -> Sequence[ToolRow]:

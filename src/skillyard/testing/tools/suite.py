@@ -57,7 +57,11 @@ async def tools_that_went_away_stay_only_where_they_were_approved(make: Maker) -
         await store.note("git", [], 12.0)
         expect(await _states(store) == [("git", "status", "gone")], "the approved one is gone")
         expect(await store.revoke("git", "status"), "its approval can be taken back")
-        expect(await _states(store) == [], "then nothing is left")
+        expect(await _states(store) == [("git", "status", "new")], "then it is held back")
+        await store.note("git", [], 13.0)
+        expect(await _states(store) == [("git", "status", "new")], "a known server never becomes a new one")
+        await store.note("git", [tool("log")], 14.0)
+        expect(await _states(store) == [("git", "log", "new")], "others take its place")
 
 
 @check
@@ -77,6 +81,7 @@ async def servers_do_not_touch_each_other(make: Maker) -> None:
         await store.note("git", [tool()], 10.0)
         await store.note("files", [tool()], 10.0)
         await store.approve("git", "status", tool().digest, "ann", 11.0)
-        await store.note("files", [], 12.0)
-        expect(await _states(store) == [("git", "status", "approved")], "the other server's tools are as they were")
-        expect(await _states(store, "files") == [], "a list of one server has its own alone")
+        await store.note("files", [tool("open")], 12.0)
+        known = [("files", "open", "new"), ("git", "status", "approved")]
+        expect(await _states(store) == known, "the other server's tools are as they were")
+        expect(await _states(store, "files") == known[:1], "a list of one server has its own alone")
