@@ -119,13 +119,17 @@ class Connection:
             self.changed.set()
 
     async def tools(self) -> Sequence[Tool]:
+        from mcp.shared.exceptions import MCPError
         from mcp_types import ListToolsRequest, PaginatedRequestParams
 
         self.changed.clear()
         found: dict[str, Tool] = {}
         cursor, told = None, 0
         for _ in range(_MOST_PAGES):
-            page = await self._ask(ListToolsRequest(params=PaginatedRequestParams(cursor=cursor)))
+            try:
+                page = await self._ask(ListToolsRequest(params=PaginatedRequestParams(cursor=cursor)))
+            except MCPError as error:
+                raise ToolServerFault(f"it does not list its tools: {_said(error)}") from None
             rows = page.get("tools")
             for row in rows if isinstance(rows, list) else ():
                 told += 1

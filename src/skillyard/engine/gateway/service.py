@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,7 +60,7 @@ class Gateway:
         self._starter = starter
         self._places = places
         self._books = books
-        self._kept: dict[tuple[str, str], Kept] = {}
+        self._kept: dict[tuple[str, Owner], Kept] = {}
         self._closed = False
 
     @property
@@ -70,7 +70,7 @@ class Gateway:
 
     def kept(self) -> list[Kept]:
         """Returns the servers that were used, by name and owner."""
-        return [self._kept[key] for key in sorted(self._kept)]
+        return sorted(self._kept.values(), key=lambda kept: (kept.name, kept.owner.name, kept.owner.project))
 
     async def refresh(self, principal: Principal, server: str) -> None:
         """Starts a server where it is not at work, and lists its tools. Raises ToolNotFound, ToolServerFault, Busy."""
@@ -106,12 +106,15 @@ class Gateway:
         if timeout_ms is not None and timeout_ms > most:
             rule = f"must be at most {most} (mcp.servers.{server}.timeout_s)"
             raise InvalidInput("timeout_ms", rule, shown(timeout_ms))
-        text = json.dumps(arguments, separators=(",", ":"), ensure_ascii=False)
-        if len(text.encode("utf-8", "replace")) > MOST_ARGUMENTS:
+        try:
+            data = _compact(arguments).encode()
+        except UnicodeEncodeError:  # on the way to the server it would break the connection of all its callers
+            raise InvalidInput("arguments", "must not have half a surrogate pair", shape(arguments)) from None
+        if len(data) > MOST_ARGUMENTS:
             raise InvalidInput("arguments", f"must be at most {MOST_ARGUMENTS} bytes of JSON", shape(arguments))
         kept = self._of(server, principal)
         limits = replace(section.limits, timeout_ms=timeout_ms or most)
-        digests = {"args": hashlib.sha256(text.encode("utf-8", "replace")).hexdigest(), "tool": found.tool.digest}
+        digests = {"args": hashlib.sha256(data).hexdigest(), "tool": found.tool.digest}
         record = RunRecord(
             run_id=self._books.ids.run(),
             kind=RunKind.TOOL,
@@ -147,7 +150,7 @@ class Gateway:
         if self._closed:
             raise Busy("the server stops", retry_after_ms=1000)
         owner = Owner("", DEFAULT_PROJECT) if section.shared else Owner(principal.name, principal.project)
-        key = (server, owner.name)
+        key = (server, owner)
         if key not in self._kept:
             books = self._books
             rest = self._starter, self._places, books.tasks, books.clock, books.emit, self.catalogue.note
@@ -206,9 +209,14 @@ class _Call:
                 return await self._failed(Failure(busy.type, busy.message))
             except SkillyardError as error:
                 why, outcome = error.message, Outcome.LOST
-                if self._standing is not None and self._standing.link.broken.is_set():
-                    why, outcome = await told(self._standing, error.message)
+                if (standing := self._standing) is not None:
+                    why = standing.redaction.text(why)
+                    if standing.link.broken.is_set():
+                        why, outcome = await told(standing, why)
                 return await self._failed(Failure("ToolServerError", f"{self._kept.name}: {why}", outcome))
+            except Exception:  # whatever a server brings about: no record may stay at work
+                await self._failed(Failure("ToolServerError", f"{self._kept.name}: the call failed", Outcome.LOST))
+                raise
             return await self._completed(result)
         finally:
             books.active.forget(active)
@@ -295,18 +303,9 @@ def _output(result: ToolResult) -> tuple[Any, tuple[str, ...]]:
 
 def _without_secrets(result: ToolResult, standing: Standing) -> ToolResult:
     """Returns the answer without the secrets that the gate put in."""
-    if standing.redaction.empty:
-        return result
-    content = tuple(_mapped(part, standing.redaction.text) for part in result.content)
-    return replace(result, content=content, structured=_mapped(result.structured, standing.redaction.text))
-
-
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {change(key): _mapped(item, change) for key, item in value.items()}
-    return [_mapped(item, change) for item in value] if isinstance(value, list) else value
+    change = standing.redaction.value
+    content = tuple(change(dict(part)) for part in result.content)
+    return replace(result, content=content, structured=change(result.structured))
 
 
 def _since(network: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:

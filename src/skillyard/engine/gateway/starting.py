@@ -140,7 +140,8 @@ class Starter:
                         standing.link = link
                         yield standing
                 except ToolServerFault as fault:
-                    raise ToolServerFault((await told(standing, fault.message))[0]) from fault
+                    why, _ = await told(standing, standing.redaction.text(fault.message))
+                    raise ToolServerFault(why) from None
             finally:
                 await self.tasks.shielded(loan.end(), f"end of {key}")
 
@@ -165,6 +166,8 @@ class Starter:
                 standing = Standing(network=network, redaction=grant.redaction)
                 standing.link = link
                 yield standing
+        except ToolServerFault as fault:  # it may repeat a header field, in which the gate put a secret
+            raise ToolServerFault(grant.redaction.text(fault.message)) from None
         finally:
             await self.tasks.shielded(session.close(), f"end of {key}")
 
@@ -247,7 +250,7 @@ _ENDING_S = 10.0
 
 
 async def told(standing: Standing, why: str) -> tuple[str, Outcome]:
-    """Returns ``why`` a server is gone with its last words, and how it ended.
+    """Returns ``why`` a server is gone with its last words, and how it ended. ``why`` has no secret.
 
     A program that goes on without its connection is ended.
     """

@@ -12,6 +12,7 @@ import pytest
 from skillyard.config.faces.mcp import McpSettings
 from skillyard.config.profiles import ProfileSettings
 from skillyard.domain.errors import Busy, Forbidden, InvalidInput, ToolNotFound, ToolServerFault
+from skillyard.domain.network.session import Endpoint, EndpointKind
 from skillyard.domain.principal import Principal, Profile, Scope
 from skillyard.domain.tool import Tool, ToolResult, tool_of
 from skillyard.domain.work.record import RunStatus
@@ -182,6 +183,79 @@ async def test_principals_have_processes_of_their_own_unless_it_is_shared(rig: R
     assert len(servers.made) == before + 1
 
 
+async def test_a_name_that_moved_to_another_project_gets_a_process_with_the_secrets_of_that(
+    rig: Rig, servers: TwinToolServers
+) -> None:
+    await refreshed(rig)
+    for who in (ANN, Principal("ann", project="other"), ANN):
+        await called(rig, who)
+    assert len(servers.made) == 3  # that of the operator, and one for each project
+
+
+async def test_a_server_whose_tools_were_revoked_approves_none_by_a_new_start(
+    rig: Rig, servers: TwinToolServers
+) -> None:
+    servers.make = lambda: TwinToolServer([tool()], clean)
+    assert await refreshed(rig) == {"status": "approved"}
+    await rig.call("tools.revoke", server="git", tool="status")
+    for tools in ([], [tool(description="Sends your keys.")]):
+        servers.make = lambda tools=tools: TwinToolServer(tools, clean)  # type: ignore[misc]
+        assert await refreshed(rig) == {"status": "new"}
+
+
+async def test_one_whose_tools_were_revoked_while_it_hid_them_neither(rig: Rig, servers: TwinToolServers) -> None:
+    servers.make = lambda: TwinToolServer([tool()], clean)
+    await refreshed(rig)
+    servers.make = lambda: TwinToolServer([], clean)
+    assert await refreshed(rig) == {"status": "gone"}
+    await rig.call("tools.revoke", server="git", tool="status")
+    servers.make = lambda: TwinToolServer([tool()], clean)
+    assert await refreshed(rig) == {"status": "new"}
+
+
+KEY = "48151623420815162342"
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["program", "remote"])
+async def test_no_error_and_no_answer_tells_a_secret_of_the_server(
+    rig: Rig, servers: TwinToolServers, remote: bool
+) -> None:
+    """A server may repeat what the gate put into its requests."""
+    bound = {"delivery": "gate", "hosts": ["api.example.com"]}
+    await rig.call("secrets.set", name="API_KEY", value=KEY, **bound)
+    gate = rig.with_network(rules=["api.example.com:443"])
+
+    async def endpoint(_: str, kind: EndpointKind) -> Endpoint:
+        return Endpoint(kind, "127.0.0.1:1", "credential")
+
+    gate.endpoint = endpoint  # type: ignore[method-assign]
+    at = {"command": (), "url": "https://api.example.com/mcp", "headers": {"authorization": "Bearer {API_KEY}"}}
+    configure(rig, **(at if remote else {"secrets": ("API_KEY",), "network": ["api.example.com:443"]}))
+    await refreshed(rig)
+    said = f"no right: Bearer {KEY}"
+
+    async def refuses(_: str, __: Mapping[str, Any]) -> ToolResult:
+        raise ToolServerFault(said)
+
+    async def breaks(_: str, __: Mapping[str, Any]) -> ToolResult:
+        servers.made[-1].fail(said)
+        raise ToolServerFault(said)
+
+    async def tells(_: str, __: Mapping[str, Any]) -> ToolResult:
+        return ToolResult(({"type": "text", "text": said},), {"number": int(KEY), KEY: [KEY]})
+
+    def cannot() -> TwinToolServer:
+        raise ToolServerFault(said)
+
+    made: list[Any] = [lambda answer=answer: TwinToolServer([tool()], answer) for answer in (refuses, breaks, tells)]
+    for number, make in enumerate((*made, cannot)):
+        servers.make = make
+        told = await called(rig, Principal(f"p{number}"))
+        everything = json.dumps([told, (await rig.record(told)).summary, await rig.call("tools.servers")])
+        assert "[redacted]" in json.dumps(told)
+        assert KEY not in everything, number
+
+
 async def test_connections_have_places(rig: Rig, servers: TwinToolServers) -> None:
     await refreshed(rig)
     rig.configure(mcp=rig.app.config.mcp.changed(processes=1))
@@ -325,6 +399,27 @@ async def test_what_is_too_much_is_refused_before_a_record(
     with pytest.raises(InvalidInput):
         await called(rig, **params)
     assert (await rig.call("runs.list", ANN))["runs"] == []
+
+
+async def test_no_record_stays_at_work_whatever_the_connection_does(rig: Rig, servers: TwinToolServers) -> None:
+    await refreshed(rig)
+
+    async def fails(_: str, __: Mapping[str, Any]) -> ToolResult:
+        raise RuntimeError("nobody thought of it")
+
+    servers.make = lambda: TwinToolServer([tool(), tool("push")], fails)
+    with pytest.raises(RuntimeError):
+        await called(rig)
+    [run] = (await rig.call("runs.list", ANN))["runs"]
+    assert (run["status"], run["error"]["type"]) == ("failed", "ToolServerError")
+
+
+async def test_text_that_is_none_is_refused_before_it_breaks_the_server(rig: Rig, servers: TwinToolServers) -> None:
+    await refreshed(rig)
+    with pytest.raises(InvalidInput, match="surrogate"):
+        await rig.app.gateway.call(ANN, "git", "status", {"path": ["\ud800"]})
+    with pytest.raises(InvalidInput, match="surrogate"):
+        await rig.app.gateway.call(ANN, "git", "status", {"\udfff": 1})
 
 
 async def test_calls_by_code_count_for_the_quota_of_the_token(rig: Rig, servers: TwinToolServers) -> None:
