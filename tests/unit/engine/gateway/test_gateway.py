@@ -221,11 +221,10 @@ async def test_no_error_and_no_answer_tells_a_secret_of_the_server(
     rig: Rig, servers: TwinToolServers, remote: bool
 ) -> None:
     """A server may repeat what the gate put into its requests."""
-    bound = {"delivery": "gate", "hosts": ["api.example.com"]}
-    await rig.call("secrets.set", name="API_KEY", value=KEY, **bound)
+    await rig.call("secrets.set", name="API_KEY", value=KEY, delivery="gate", hosts=["api.example.com"])
     gate = rig.with_network(rules=["api.example.com:443"])
 
-    async def endpoint(_: str, kind: EndpointKind) -> Endpoint:
+    async def endpoint(key: str, kind: EndpointKind) -> Endpoint:
         return Endpoint(kind, "127.0.0.1:1", "credential")
 
     gate.endpoint = endpoint  # type: ignore[method-assign]
