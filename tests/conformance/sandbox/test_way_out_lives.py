@@ -113,7 +113,7 @@ def test_a_detached_run_goes_on_after_its_server_and_after_its_gate(
     data = tmp_path / "data"
     data.mkdir(mode=0o700)
     (data / "config.toml").write_text(
-        f'[policy]\nisolation = "oci"\n[oci]\nsocket = "{settings.socket}"\nimage = "{settings.image}"\n'
+        f'[policy]\nisolation = "oci"\n[oci]\nsocket = "{settings.socket}"\nimage = "{settings.image}"\nready = 0\n'
         f'[network]\nrun_code = ["site.test:{port}"]\nhosts = {{"site.test" = "127.0.0.1"}}\n[native]\nready = 0\n'
     )
     args = {"url": f"http://site.test:{port}", "words": ["one", "two", "three"]}
