@@ -23,6 +23,8 @@ LOCKS = {
     "data_dir.py": "a file of the data directory that holds its lock and nothing else",
     "gate/link.py": "the gate's own lock file",
     "guest/agent/command.py": "a file beside the agent's socket, inside its sandbox; no server waits for it",
+    "sandbox/microvm/channel.py": "a lock file beside a port of a machine, which sees no file of the host",
+    "sandbox/microvm/snapshot.py": "the lock file beside the snapshots",
     "sandbox/native/groups/groups.py": "directories of control groups",
     "sandbox/native/grounds/host.py": "files that stand for ids",
     "sandbox/native/keeper/main.py": "the keeper's own lock file",

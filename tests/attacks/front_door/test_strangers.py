@@ -135,6 +135,14 @@ CASES: dict[str, tuple[dict[str, Any], ...]] = {
     "secrets.rollback": ({"name": "KEY", "version": 1, "skills": "{skill}"},),
     "secrets.delete": ({"name": "KEY", "skills": "{skill}"},),
     "secrets.audit": ({}, {"name": "KEY"}),
+    "tools.list": ({}, {"server": "files"}),
+    "tools.call": ({"server": "files", "tool": "read", "arguments": {"path": "{blob}"}},),
+    "tools.rows": ({}, {"server": "files"}),
+    "tools.refresh": ({"server": "files"},),
+    "tools.approve": ({"server": "files", "tools": ["read"]},),
+    "tools.revoke": ({"server": "files", "tool": "read"},),
+    "tools.servers": ({},),
+    "tools.stop": ({"server": "files"},),
 }
 """Whatever names an object of somebody else, method by method. A new method needs its row."""
 
