@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.sandbox import opensandbox_ground
-from tests.conformance.sandbox.oci_ground import IMAGE
+from tests.conformance.sandbox.oci_ground import BASE
 from tests.conformance.sandbox.opensandbox_ground import API_KEY, PORT, OpenSandbox
 from tests.crash.leftovers import until
 from tests.crash.server import SMALL, Server
@@ -53,7 +53,7 @@ SKILLFLAW_MCP_SANDBOX_TYPESCRIPT_IMAGE=ghcr.io/example/typescript:v1
 def env_of(remote: OpenSandbox, key: str = API_KEY, domain: str = "") -> str:
     """The ``.env`` with the server's own address, key and images."""
     text = ENV.replace("localhost:8080", domain or f"{remote.address}:{PORT}").replace("API_KEY=\n", f"API_KEY={key}\n")
-    return re.sub("ghcr.io/.*", IMAGE, text)
+    return re.sub("ghcr.io/.*", BASE, text)
 
 
 def _sourced(place: Path, text: str) -> dict[str, str]:
@@ -109,7 +109,7 @@ def test_doctor_answers_each_point_of_the_list(remote: OpenSandbox, tmp_path: Pa
     assert f"since the variable {THEIRS}OPENSANDBOX_DOMAIN is set" in said
     assert f"opensandbox.api_key = … by {THEIRS}OPENSANDBOX_API_KEY" in said
     assert "languages: bash, python" in said
-    assert f"image_typescript: {IMAGE} lacks the interpreter of typescript" in said
+    assert f"image_typescript: {BASE} lacks the interpreter of typescript" in said
     assert f"limits.memory_mb = 512 by {THEIRS}MEMORY_MB" in said
     assert API_KEY not in said
     status, said = _doctor(tmp_path, env_of(remote, key="key-of-somebody-else"))

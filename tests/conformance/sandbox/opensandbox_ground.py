@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from skillyard.config.backends import OpenSandboxSettings
-from tests.conformance.sandbox.oci_ground import IMAGE, import_python
+from tests.conformance.sandbox.oci_ground import BASE, import_python
 from tests.hosts.docker_engine import Docker, unmount_below
 
 ROOT = Path(__file__).parents[3]
@@ -74,7 +74,7 @@ class OpenSandbox:
     server: subprocess.Popen[bytes] | None = None
 
     def settings(self, **changes: object) -> OpenSandboxSettings:
-        given = {"domain": f"{self.address}:{PORT}", "api_key": API_KEY, "image": IMAGE, "request_timeout_seconds": 60}
+        given = {"domain": f"{self.address}:{PORT}", "api_key": API_KEY, "image": BASE, "request_timeout_seconds": 60}
         return OpenSandboxSettings.model_validate(given | changes)
 
     def start(self, egress: str = EGRESS) -> None:
@@ -180,8 +180,8 @@ def _images(docker: Docker, scratch: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)
     files = {
-        EXECD: f"FROM {IMAGE}\nCOPY execd bootstrap.sh /\n",
-        EGRESS: f'FROM {IMAGE}\nCOPY egress /\nCOPY nft/lib /usr/lib\nCOPY nft/usr /usr\nENTRYPOINT ["/egress"]\n',
+        EXECD: f"FROM {BASE}\nCOPY execd bootstrap.sh /\n",
+        EGRESS: f'FROM {BASE}\nCOPY egress /\nCOPY nft/lib /usr/lib\nCOPY nft/usr /usr\nENTRYPOINT ["/egress"]\n',
         ASLEEP: f"FROM {EGRESS}\nCOPY bootstrap.sh /asleep\n",
     }
     (context / "nft/lib").mkdir(exist_ok=True)
