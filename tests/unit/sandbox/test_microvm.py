@@ -175,6 +175,13 @@ def test_an_image_is_what_was_built(built: Path) -> None:
         image.open_image(built)
 
 
+@pytest.mark.parametrize("name", [".", image.KERNEL, image.INITIAL, image.ROOT, image.MANIFEST])
+def test_an_image_that_others_can_write_is_refused(built: Path, name: str) -> None:
+    (built / name).chmod(0o775)
+    with pytest.raises(SandboxFault, match="chmod go-w"):
+        image.open_image(built)
+
+
 @pytest.mark.parametrize(
     "text",
     [b"", b"[]", b"{", b"[" * 100_000, b'{"format": 2}', b'{"format": 1, "files": {}, "facts": {}}', b"\xff"],

@@ -36,8 +36,14 @@ class Image:
 
 
 def open_image(directory: Path) -> Image:
-    """Opens an image and compares its files with their digests. Raises SandboxFault."""
+    """Opens an image and compares its files with their digests. Raises SandboxFault.
+
+    The manifest protects as far as others cannot write it: its rights, and those of the files, are looked at.
+    """
     try:
+        for place in (directory, *(directory / name for name in (*FILES, MANIFEST))):
+            if place.stat().st_mode & 0o022:
+                raise SandboxFault(f"{place}: others can write it, and so into machines; chmod go-w")
         manifest = read_manifest(directory)
     except OSError as error:
         raise SandboxFault(f"{directory} is not an image of machines: {error.strerror}; {MEND}") from None
