@@ -24,6 +24,8 @@ _READ = 256 * 1024
 _GRACE = wire.WINDOW + 64 * 1024
 """Bytes that may come for an exchange which was given up, before the agent knows."""
 _FRAME_COST = 64
+_SMALL = 4096
+"""Bytes up to which waiting data is joined."""
 _INSTANCE = frozenset("0123456789abcdef")
 
 
@@ -64,7 +66,7 @@ class Exchange:
 
     def __init__(self, channel: Channel, number: int, window: int) -> None:
         self._channel, self.number, self._window = channel, number, window
-        self._pieces: deque[bytes] = deque()
+        self._pieces: deque[bytes | bytearray] = deque()
         self._allowed, self._credit = window, wire.WINDOW
         self._taken = 0
         self._greeted = False
@@ -78,7 +80,7 @@ class Exchange:
             while self._pieces:
                 piece = self._pieces.popleft()
                 self._take(len(piece))
-                yield piece
+                yield bytes(piece)
             if self._ended or self._over is not None:
                 break
             await self._change(None)
@@ -177,7 +179,13 @@ class Exchange:
         if self._allowed < 0 or self._ended or (not payload and self._greeted):
             raise BadFrame("data beyond its credit, after its end, or empty")
         self._greeted = True
-        self._pieces.append(payload)
+        if self._pieces and 0 < len(self._pieces[-1]) < _SMALL:  # of many small ones each would take room of its own
+            last = self._pieces[-1]
+            if isinstance(last, bytes):
+                last = self._pieces[-1] = bytearray(last)
+            last += payload
+        else:
+            self._pieces.append(payload)
 
     def lose(self, why: ChannelLost) -> None:
         if self._over is None:
@@ -310,6 +318,7 @@ class Channel:
             while not self.lost:
                 for kind, number, payload in frames:
                     self._frame(kind, number, payload)
+                frames.clear()  # they are not held while nothing comes
                 if not (data := await self._reader.read(_READ)):
                     break
                 frames = self._parser.feed(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from skillyard.domain.sandbox.spec import Argv, Stream, StreamLimits
 from skillyard.domain.work.record import Ending, Outcome
 from skillyard.guest.agent import wire
 from skillyard.sandbox import agent_channel
-from skillyard.sandbox.agent_channel import ChannelLost
+from skillyard.sandbox.agent_channel import Channel, ChannelLost
 from skillyard.sandbox.agent_client import AgentSandbox, Reach
 
 pytestmark = pytest.mark.anyio
@@ -258,3 +259,32 @@ async def test_a_program_that_its_agent_does_not_end_is_lost(monkeypatch: pytest
     async with asyncio.timeout(BOUND_S):
         assert (await process.wait()).outcome is Outcome.LOST
     await sandbox.close()
+
+
+async def test_many_small_pieces_take_no_more_room_than_large_ones() -> None:
+    size = 2
+    data = b"".join(number.to_bytes(size, "big") for number in range(1 << 8 * size))
+
+    def shred(number: int, _order: Mapping[str, Any]) -> bytes:
+        return b"".join(wire.pack(wire.DATA, number, data[at : at + size]) for at in range(0, len(data), size))
+
+    agent = LyingAgent(shred, close=False)
+    channel = await Channel.open(agent.open, KEY)
+    exchange = channel.begin("output")
+    tracemalloc.start()
+    try:
+        async with asyncio.timeout(60):
+            before = tracemalloc.get_traced_memory()[0]
+            while exchange._allowed > wire.WINDOW - len(data):
+                await asyncio.sleep(0)
+            held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert held < 4 * wire.WINDOW
+    came = b""
+    async for piece in exchange.pieces():
+        came += piece
+        if len(came) == len(data):
+            break
+    assert came == data
+    await channel.close()
