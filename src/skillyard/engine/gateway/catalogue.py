@@ -14,6 +14,8 @@ from skillyard.domain.tool import Tool, ToolRow, ToolState, offered_name
 from skillyard.ports.clock import Clock
 from skillyard.ports.tools import ToolStore
 
+_CALL = "tools.call"
+"""The method whose right code needs too, though it calls tools by another way."""
 _HELD = {
     ToolState.NEW: "no operator has approved it",
     ToolState.CHANGED: "its server describes it in other words since it was approved",
@@ -68,10 +70,10 @@ class ToolCatalogue:
         ]
 
     def may(self, principal: Principal, server: str, name: str) -> bool:
-        """Returns whether settings offer a tool, and the principal's profile allows it."""
+        """Returns whether settings offer a tool, and the principal's profile allows calls and it."""
         section = self.servers.get(server)
         listed = section is not None and any(fnmatchcase(name, pattern) for pattern in section.tools)
-        return listed and principal.may_call(offered_name(server, name))
+        return listed and principal.may_call(_CALL) and principal.may_call(offered_name(server, name))
 
     async def find(self, principal: Principal, server: str, name: str) -> Offered:
         """Returns a tool that may be called. Raises ToolNotFound, which says why another may not."""

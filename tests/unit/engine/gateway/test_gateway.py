@@ -19,6 +19,7 @@ from skillyard.domain.work.record import RunStatus
 from skillyard.engine.gateway.for_code import ToolsForCode
 from skillyard.engine.gateway.keeping import PING_S
 from skillyard.engine.quotas import CallQuotas
+from skillyard.engine.runs.failure import Refused
 from skillyard.testing.tools.memory import TwinToolServer, TwinToolServers
 from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.conftest import Rig
@@ -158,6 +159,20 @@ async def test_profiles_allow_by_tool(rig: Rig, servers: TwinToolServers) -> Non
         await called(rig, reader, "push")
     with pytest.raises(Forbidden):
         await rig.call("tools.approve", reader, server="git")
+
+
+@pytest.mark.parametrize("more", [(), ("tools.call",)], ids=len)
+async def test_who_may_call_no_tools_gets_none_for_code(
+    rig: Rig, servers: TwinToolServers, more: tuple[str, ...]
+) -> None:
+    await refreshed(rig)
+    coder = Principal("eve", frozenset({Scope.RUN_CODE}), profile="p", allowed=Profile(("run_code", "git__*", *more)))
+    for_code = ToolsForCode(rig.app.gateway, McpSettings(code_tools=("*",)), CallQuotas({}, rig.clock))
+    if more:
+        assert (await for_code.grant(coder, "run_1", ["git__status"])).names.keys() == {"git"}
+    else:
+        with pytest.raises(Refused, match="not allowed to the caller"):
+            await for_code.grant(coder, "run_1", ["git__status"])
 
 
 async def test_settings_bound_the_tools(rig: Rig, servers: TwinToolServers) -> None:
