@@ -24,7 +24,7 @@ from mcp_types import (
 )
 
 from skillyard.config.settings import load_settings
-from skillyard.domain.principal import LOCAL, Principal, Profile
+from skillyard.domain.principal import LOCAL, Principal, Profile, Scope
 from skillyard.faces.mcp import tasks
 from skillyard.faces.mcp.caller import Callers
 from skillyard.faces.mcp.tasks import EXTENSION
@@ -282,3 +282,22 @@ async def test_a_run_ends_whose_client_cancels_before_it_knows_the_task() -> Non
     with anyio.move_on_after(0.05):
         await face.start(context, "run_code", CODE)
     assert runs.cancelled == ["run_1"]
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        replace(LOCAL, name="admin"),
+        replace(LOCAL, profile="agents", allowed=Profile(("list_skills",))),
+        replace(LOCAL, scopes=frozenset({Scope.DISCOVER})),
+    ],
+    ids=["another principal", "a profile without runs", "a scope without runs"],
+)
+async def test_a_task_is_that_of_its_principal_alone(runtime: Runtime, stranger: Principal) -> None:
+    async with knowing(runtime) as owner, knowing(runtime, stranger) as other:
+        task = await started(owner, "import time\ndef main(args):\n    time.sleep(60)\n    return {}")
+        for method in ("tasks/get", "tasks/cancel"):
+            with pytest.raises(MCPError, match="no run"):
+                await ask(other, method, task["taskId"])
+        assert (await ask(owner, "tasks/get", task["taskId"]))["status"] == "working"
+        await ask(owner, "tasks/cancel", task["taskId"])

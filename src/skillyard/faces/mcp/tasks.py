@@ -26,9 +26,10 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from skillyard.domain.errors import RunNotFound
-from skillyard.domain.principal import Principal
+from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.work.record import Outcome, RunRecord
 from skillyard.engine.runs.record import in_detail, run_object
+from skillyard.engine.table import METHODS
 from skillyard.faces.mcp.caller import Callers, Context, until_gone
 
 EXTENSION = "io.modelcontextprotocol/tasks"
@@ -122,9 +123,12 @@ class TaskFace:
         principal = self.callers.principal_of(context)
         principal.require_profile()
         try:
-            return await self.runs().owned(principal, run_id)
+            record = await self.runs().owned(principal, run_id)
+            if record.principal != principal.name or not any(_may_call(principal, name) for name in TASKS):
+                raise RunNotFound("run_id", f"no run '{run_id}'", run_id=run_id)
         except RunNotFound as error:
             raise MCPError(INVALID_PARAMS, error.message) from None
+        return record
 
     def _run(self, record: RunRecord) -> dict[str, Any]:
         return in_detail(run_object(record), "brief")
@@ -140,6 +144,13 @@ class TaskFace:
             "ttlMs": None if self.ttl_s is None else int(self.ttl_s * 1000),
             "pollIntervalMs": POLL_MS,
         }
+
+
+def _may_call(principal: Principal, name: str) -> bool:
+    """Returns whether profile and scopes let the principal call a method."""
+    method = METHODS[name]
+    granted = not principal.scopes.isdisjoint({method.scope, *method.also, Scope.ADMIN})
+    return granted and principal.may_call(name)
 
 
 def _check_header(context: Context, run_id: str) -> None:
