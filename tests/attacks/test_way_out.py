@@ -143,12 +143,12 @@ MANY = f"""
 import socket, sys
 held = []
 for _ in range(10_000):
-    peer = socket.socket()
+    try: peer = socket.socket()
+    except OSError: break  # an ordinary user's limit of descriptors
     peer.setblocking(False)
     try: peer.connect_ex({AT})
     except OSError: break
     held.append(peer)
-    if len(held) == 2000: print('many', flush=True)
     try: peer.send(bytes(65536))
     except OSError: pass
     if len(held) > 3000: break
