@@ -51,6 +51,9 @@ async def test_a_hostile_answer_ends_the_call_once_and_the_process(
     yard: Yard, tool: str, outcome: str, said: str
 ) -> None:
     told = await yard.tool(tool)
+    run = (await yard.call("runs.show", run_id=told["run_id"]))["run"]
+    if tool == "eat" and run["enforced"]["memory"] != "kernel":  # a limit of each process, which Python is told of
+        outcome, said = "lost", "MemoryError"
     assert (told["status"], told["outcome"], told["error"]["type"]) == ("failed", outcome, "ToolServerError")
     assert said in told["error"]["message"]
     again = await yard.tool("echo", {"text": "again"})

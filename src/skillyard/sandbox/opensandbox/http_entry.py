@@ -295,6 +295,7 @@ def _place(order: dict[str, Any]) -> None:
     for place in (Path("/tmp"), Path("/dev/shm")):  # noqa: S108 - of the sandbox
         place.mkdir(exist_ok=True)
         place.chmod(0o1777)
+    _close_others()
     mounts = list(order["mounts"])
     if order["packages"]:
         mounts.append([order["packages"], _packages()])
@@ -303,6 +304,16 @@ def _place(order: dict[str, Any]) -> None:
         for alias in aliases:
             _parents(Path(alias))
             Path(alias).symlink_to(target)
+
+
+def _close_others() -> None:
+    """Takes from programs the right to write elsewhere, such as in ``/var/tmp``."""
+    for parent in (Path("/"), Path("/var"), Path("/run")):
+        for place in parent.iterdir():
+            if place.is_symlink() or not place.is_dir() or str(place) in ("/tmp", "/workspace"):  # noqa: S108 - inside
+                continue
+            if (mode := place.stat().st_mode) & 0o002:
+                place.chmod(mode & 0o7775)
 
 
 def _packages() -> str:
