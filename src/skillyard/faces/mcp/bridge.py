@@ -28,6 +28,7 @@ from skillyard.client.discovery import Server
 _ANSWER_S = 24 * 3600.0
 """Runs have bounds of their own; the server sends signs of life meanwhile."""
 _CONNECT_S = 5.0
+_HANDSHAKE_S = 30.0
 MOST_EVENT = 64 * 1024 * 1024
 _TASKS = "tasks/"
 
@@ -60,6 +61,9 @@ async def bridge(server: Server) -> None:
         pumps.start_soon(down)
         async for message in from_client:
             if isinstance(message, SessionMessage):
+                # What follows a handshake names the session that its answer tells.
+                with anyio.move_on_after(_HANDSHAKE_S):
+                    await headers.settled.wait()
                 await to_server.send(SessionMessage(message.message, metadata=headers.of(message.message)))
             else:
                 await to_client.send(_unread(message))
@@ -72,18 +76,24 @@ class _Headers:
     def __init__(self) -> None:
         self._initialize: Any = None
         self._revision: str | None = None
+        self.settled = anyio.Event()
+        self.settled.set()
 
     def note(self, message: Any) -> None:
         """Learns the revision from the answer to the handshake."""
-        if isinstance(message, JSONRPCResponse) and self._initialize is not None and message.id == self._initialize:
-            self._revision, self._initialize = str(message.result.get("protocolVersion", "")) or None, None
+        if not isinstance(message, JSONRPCResponse | JSONRPCError) or message.id != self._initialize:
+            return
+        if isinstance(message, JSONRPCResponse) and self._initialize is not None:
+            self._revision = str(message.result.get("protocolVersion", "")) or None
+        self._initialize = None
+        self.settled.set()
 
     def of(self, message: Any) -> ClientMessageMetadata | None:
         if not isinstance(message, JSONRPCRequest | JSONRPCNotification):
             return self._made({})
         params = message.params or {}
         if isinstance(message, JSONRPCRequest) and message.method == "initialize":
-            self._initialize = message.id
+            self._initialize, self.settled = message.id, anyio.Event()
             return None
         named = (params.get("_meta") or {}).get(PROTOCOL_VERSION_META_KEY)
         if named not in MODERN_PROTOCOL_VERSIONS and named is not None:
