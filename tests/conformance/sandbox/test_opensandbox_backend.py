@@ -105,6 +105,6 @@ async def test_a_way_out_is_found_by_trying_it(server: OpenSandbox, tmp_path: Pa
 
 
 async def test_an_image_must_be_named_by_the_operator(ground: Ground) -> None:
-    with pytest.raises(InvalidInput, match=r"must be one of opensandbox\.images"):
-        await ground.backend.create(await ground.spec(image=f"other@sha256:{'0' * 64}"), "other")
+    with pytest.raises(InvalidInput, match="must name the image by digest"):
+        await ground.backend.create(await ground.spec(image="other"), "other")
     assert await ground.backend.survey() == []
