@@ -56,7 +56,7 @@ def test_exit_codes_are_those_of_the_program(jails: Jails) -> None:
 
 
 def test_a_program_waits_for_a_reader_that_does_not_read(jails: Jails) -> None:
-    code = f"import os\nfor n in range(64):\n os.write(1, b'x' * {_MIB})\n os.write(2, b'.')"
+    code = f"import os\nfor n in range(64):\n os.write(2, b'.')\n os.write(1, b'x' * {_MIB})"
     process = jails.start("--", "python3", "-c", code)
     assert process.stdout is not None
     assert process.stderr is not None
