@@ -1,4 +1,4 @@
-"""What runs and sessions cost on a backend, beside native and beside its component used bare, in turns."""
+"""Measures runs and sessions on a backend, beside native and beside its component used bare, in turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a backend holds: the conformance suite, the attacks of ``skillyard verify``, and ordinary programs."""
+"""Tries a backend: the conformance suite, the attacks of ``skillyard verify``, and ordinary programs."""
 
 from __future__ import annotations
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _NPM = re.compile(r"((?:@[a-z0-9][a-z0-9._~-]*/)?[a-z0-9][a-z0-9._~-]*)(?:@([0-9A-Za-z][0-9A-Za-z.+-]*))?")
 _PYPI = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9,._-]+\])?)(?:(?:==|@)([0-9A-Za-z][0-9A-Za-z.!+]*))?")
-_PUBLIC = "https://registry.npmjs.org/"
 _CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 _STATE, _TREE = "jail.json", "tree"
 _MOST_JSON = 1 << 20
@@ -142,16 +141,16 @@ def check_name(name: str) -> str:
 def npm_registry() -> str:
     """Returns the address of the operator's npm registry, and no more of its configuration.
 
-    Raises InvalidInput for one with credentials.
+    Raises InvalidInput for one with credentials, and where npm is not installed.
     """
     npm = shutil.which("npm")
     if npm is None:
-        return _PUBLIC
+        raise InvalidInput("npm", "is not on PATH, and knows the registry; install it")
     # Not in the working directory, whose .npmrc could name another registry.
     asked = subprocess.run(
         [npm, "config", "get", "registry"], cwd="/", capture_output=True, text=True, timeout=60, check=False
     )
-    found = asked.stdout.strip() or _PUBLIC
+    found = asked.stdout.strip()
     parts = urlsplit(found)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
         raise InvalidInput("registry", "of npm's configuration must be an http address without credentials")

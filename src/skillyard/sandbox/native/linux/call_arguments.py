@@ -320,8 +320,8 @@ _SET_IDS = 0o6000
 _STREAM, _SEQPACKET = 1, 5
 _O_CREAT, _O_TMPFILE = 0o100, 0o20000000
 _RISE = (
-    "files in a directory of the host belong to its user there: one with a set-user-ID or set-group-ID bit would lend "
-    "that user to whoever executes it on the host"
+    "files in a directory of the host belong to its user there: a set-user-ID or set-group-ID bit would lend that user "
+    "to everybody on the host"
 )
 _REACH = (
     "a socket that lies in a directory of the host has a program of the host at its other end, and no mount namespace "
