@@ -80,7 +80,8 @@ COMPILED = """
 from skillyard.sandbox.native.grounds.namespaces.form import decode
 _whole = order
 def order(build, groups):
-    return encode(*(step for step in decode(_whole(build, groups)) if step.name not in ("bounding set", "capset")))
+    kept = [step for step in decode(_whole(build, groups)) if step.name not in ("bounding set", "capset")]
+    return encode(*kept, END)
 """
 
 FOLLOWING = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import os
 import socket
 import stat
@@ -310,9 +311,14 @@ def knocked(endpoint: Endpoint, words: bytes, after: bytes, pieces: int = 0) -> 
         for at in range(pieces):
             sock.sendall(words[at : at + 1])
         sock.sendall(words[pieces:] + after)
-        sock.shutdown(socket.SHUT_WR)
         said = b""
+        # A gate that hung up with bytes unread has reset the connection: there is nothing more to end or to read then.
         with suppress(ConnectionResetError):
+            try:
+                sock.shutdown(socket.SHUT_WR)
+            except OSError as error:
+                if error.errno != errno.ENOTCONN:
+                    raise
             while piece := sock.recv(4096):
                 said += piece
         return said
