@@ -16,8 +16,7 @@ from skillyard.domain.errors import InvalidInput, OutputDropped, SandboxGone, Sk
 from skillyard.domain.sandbox.spec import Stream
 from skillyard.domain.tool import MOST_TOOLS, Tool, ToolResult, tool_of
 from skillyard.mcp_servers.framing import Frames
-from skillyard.ports.sandbox import Process
-from skillyard.ports.tools import DEFAULT_BOUNDS, LinkBounds, Remote
+from skillyard.ports.tools import DEFAULT_BOUNDS, LinkBounds, Piped, Remote
 
 if TYPE_CHECKING:
     from mcp.client.session import ClientSession
@@ -32,7 +31,7 @@ class SdkToolServers:
     """Connects to MCP servers with the official SDK."""
 
     def of_process(
-        self, process: Process, bounds: LinkBounds = DEFAULT_BOUNDS
+        self, process: Piped, bounds: LinkBounds = DEFAULT_BOUNDS
     ) -> AbstractAsyncContextManager[Connection]:
         return self._of_process(process, bounds)
 
@@ -40,7 +39,7 @@ class SdkToolServers:
         return self._remote(remote, bounds)
 
     @asynccontextmanager
-    async def _of_process(self, process: Process, bounds: LinkBounds) -> AsyncIterator[Connection]:
+    async def _of_process(self, process: Piped, bounds: LinkBounds) -> AsyncIterator[Connection]:
         await asyncio.to_thread(import_module, "mcp.client.client")  # takes a second
         connection = Connection(bounds)
         async with _connected(connection, _lines(process, connection, bounds)):
@@ -198,7 +197,7 @@ _OURS = frozenset({-32000, -32001})
 
 
 @asynccontextmanager
-async def _lines(process: Process, connection: Connection, bounds: LinkBounds) -> AsyncIterator[Any]:
+async def _lines(process: Piped, connection: Connection, bounds: LinkBounds) -> AsyncIterator[Any]:
     """Yields the streams of a program, as the SDK takes them."""
     import anyio
     from mcp.shared.message import SessionMessage

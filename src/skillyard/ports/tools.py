@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from skillyard.domain.sandbox.spec import Stream
 from skillyard.domain.tool import Tool, ToolResult, ToolRow
-from skillyard.ports.sandbox import Process
 
 
 class ToolStore(Protocol):
@@ -94,11 +94,19 @@ class ToolServer(Protocol):
         ...
 
 
+class Piped(Protocol):
+    """A program as a connection speaks with it. Its methods are those of :class:`skillyard.ports.sandbox.Process`."""
+
+    def output(self, stream: Stream, offset: int = 0) -> AsyncIterator[bytes]: ...
+
+    async def send(self, data: bytes) -> None: ...
+
+
 class ToolServers(Protocol):
     """Connects to MCP servers. A connection lasts as long as its context, in the task that entered it."""
 
     def of_process(
-        self, process: Process, bounds: LinkBounds = DEFAULT_BOUNDS
+        self, process: Piped, bounds: LinkBounds = DEFAULT_BOUNDS
     ) -> AbstractAsyncContextManager[ToolServer]:
         """Speaks with a program on its standard input and output. Raises ToolServerFault."""
         ...

@@ -30,11 +30,13 @@ class Jails:
 
     home: Path
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    more: dict[str, str] = field(default_factory=dict)
+    """Variables of every command."""
 
     @property
     def env(self) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("SKILLYARD_", "SKILLFLAW_"))}
-        return {**clean, "SKILLYARD_DATA_DIR": str(self.home), "SKILLYARD_LIMITS__TIMEOUT_MS": "60000"}
+        return {**clean, "SKILLYARD_DATA_DIR": str(self.home), "SKILLYARD_LIMITS__TIMEOUT_MS": "60000", **self.more}
 
     def words(self, *args: str) -> list[str]:
         return [sys.executable, "-m", "skillyard", "jail", *args]

@@ -76,7 +76,7 @@ fs.writeFileSync(__dirname + "/built.json", JSON.stringify({ token: npmrc.includ
 
 
 @contextmanager
-def registry(npmrc: Path) -> Iterator[str]:
+def registry(npmrc: Path, program: str = _PROGRAM) -> Iterator[str]:
     """A registry on the loopback with one package, whose install script looks for the operator's token."""
     manifest = {
         "name": "jailed-tool",
@@ -84,7 +84,7 @@ def registry(npmrc: Path) -> Iterator[str]:
         "bin": {"jailed-tool": "main.js"},
         "scripts": {"install": f"node install.js {npmrc}"},
     }
-    files = {"package.json": json.dumps(manifest), "main.js": _PROGRAM, "install.js": _INSTALL}
+    files = {"package.json": json.dumps(manifest), "main.js": program, "install.js": _INSTALL}
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for name, text in files.items():

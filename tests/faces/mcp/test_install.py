@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.faces.cli.mcp import install
+from skillyard.faces.cli.mcp import files
 from skillyard.faces.cli.mcp.clients import CLIENTS, Unfit, changed, found, is_ours
 
 FILES = {
@@ -107,7 +107,7 @@ def test_tokens_in_a_file_are_shown_to_nobody_while_it_is_copied(
     for name in ("copymode", "copystat"):
         monkeypatch.setattr(f"shutil.{name}", full)
     with pytest.raises(OSError, match="no space"):
-        install._write(file, '{"token": "secret"}', "{}")
+        files.write(file, '{"token": "secret"}', "{}")
     assert {one.stat().st_mode & 0o077 for one in tmp_path.iterdir()} == {0}
     assert file.read_text() == '{"token": "secret"}'
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from skillyard.domain.errors import ToolServerFault
 from skillyard.domain.tool import Tool, ToolResult, ToolRow
-from skillyard.ports.sandbox import Process
-from skillyard.ports.tools import DEFAULT_BOUNDS, LinkBounds, Remote
+from skillyard.ports.tools import DEFAULT_BOUNDS, LinkBounds, Piped, Remote
 
 
 class MemoryTools:
@@ -97,7 +96,7 @@ class TwinToolServers:
 
     def of_process(
         self,
-        process: Process,
+        process: Piped,
         bounds: LinkBounds = DEFAULT_BOUNDS,  # noqa: ARG002 - a twin keeps none
     ) -> AbstractAsyncContextManager[TwinToolServer]:
         return self._linked(process)

@@ -214,8 +214,17 @@ def _tell_added(added: Added) -> None:
     click.echo(f"  it gets {_granted(one.grants)}; start it with: skillyard jail run {one.name}")
 
 
+def options_of(grants: Grants) -> list[str]:
+    """Returns the options that give these grants."""
+    return [word for name in _LISTS for value in getattr(grants, name) for word in (_option(name), str(value))]
+
+
+def _option(name: str) -> str:
+    return "--secret" if name == "secrets" else f"--{name}"
+
+
 def _granted(grants: Mapping[str, Any]) -> str:
-    told = [f"--{name.rstrip('s') if name == 'secrets' else name} {value}" for name in _LISTS for value in grants[name]]
+    told = [f"{_option(name)} {value}" for name in _LISTS for value in grants[name]]
     if grants["profile"]:
         told.append(f"--profile {grants['profile']}")
     return " ".join(told) or "nothing of the host"
@@ -240,22 +249,30 @@ async def _run(settings: Settings, grants: Grants, command: tuple[str, ...], iso
     from skillyard.faces.cli.jail.wires import StandardWires
 
     async with StandardWires() as wires:
-        order = await _order(settings, grants, command)
+        order = await order_of(settings, grants, command)
         async with home.runtime(settings, isolation) as runtime:
             record = await runtime.app.jails.run(LOCAL, order, wires)
         return _code(record, wires.signal)
 
 
-async def _order(settings: Settings, grants: Grants, command: tuple[str, ...]) -> JailOrder:
+def closed_places(settings: Settings) -> tuple[Path, ...]:
+    """Returns the files and directories that no jail may see."""
+    from skillyard.faces.cli.jail import home
+
+    kept = settings.secrets
+    files = kept.files.directory if "files" in kept.readers else None
+    closed = (settings.data_dir, home.base(settings), kept.key_file, kept.vault.token_file, files)
+    return tuple(path for path in closed if path is not None)
+
+
+async def order_of(settings: Settings, grants: Grants, command: tuple[str, ...]) -> JailOrder:
+    """Returns the order of a jail. Raises InvalidInput, StoreFault."""
     from skillyard.domain.network.policy import parse_rules
     from skillyard.engine.commands.jail_order import JailOrder
     from skillyard.faces.cli.jail import home
     from skillyard.faces.cli.jail.directories import chosen
 
-    kept = settings.secrets
-    files = kept.files.directory if "files" in kept.readers else None
-    closed = filter(None, (settings.data_dir, home.base(settings), kept.key_file, kept.vault.token_file, files))
-    directories = chosen(grants.read, grants.write, tuple(closed))
+    directories = chosen(grants.read, grants.write, closed_places(settings))
     return JailOrder(
         args=command,
         limits=settings.jail.limits,

@@ -92,7 +92,7 @@ def changed(kind: ClientKind, text: str, path: tuple[str, ...], name: str, entry
 
 def found(kind: ClientKind, text: str, path: tuple[str, ...], name: str) -> Any:
     """Returns the entry of this name; None without one. Raises Unfit for a file that cannot be read."""
-    table: Any = _read_toml(text) if kind.toml else _read_json(text)
+    table: Any = read_toml(text) if kind.toml else read_json(text)
     for key in (*path, name):
         table = table.get(key) if isinstance(table, dict) else None
     return table
@@ -126,9 +126,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-def _read_json(text: str) -> dict[str, Any]:
+def read_json(text: str) -> dict[str, Any]:
+    """Returns the table of a file. Raises Unfit."""
     try:
         table = json.loads(text, object_pairs_hook=_unique) if text.strip() else {}
+    except RecursionError:
+        raise Unfit("it is nested too deep") from None
     except ValueError as error:
         raise Unfit(f"it is not plain JSON ({error}); comments would be lost") from None
     if not isinstance(table, dict):
@@ -137,30 +140,33 @@ def _read_json(text: str) -> dict[str, Any]:
 
 
 def _json(text: str, path: tuple[str, ...], name: str, entry: Entry | None) -> str:
-    table = _with_entry(_read_json(text), path, name, entry)
+    table = _with_entry(read_json(text), path, name, entry)
     indent = re.search(r"\n([ \t]+)\"", text)
     step: str | int = indent[1] if indent else 2
     return json.dumps(table, indent=step, ensure_ascii=False) + "\n"
 
 
-_HEADER = re.compile(r"\s*\[\[?\s*([^\]]+?)\s*\]\]?\s*(?:#.*)?")
+HEADER = re.compile(r"\s*\[\[?\s*([^\]]+?)\s*\]\]?\s*(?:#.*)?")
 
 
-def _read_toml(text: str) -> dict[str, Any]:
+def read_toml(text: str) -> dict[str, Any]:
+    """Returns the table of a file. Raises Unfit."""
     try:
         return tomllib.loads(text)
+    except RecursionError:
+        raise Unfit("it is nested too deep") from None
     except ValueError as error:
         raise Unfit(f"it is not TOML ({error})") from None
 
 
 def _toml(text: str, path: tuple[str, ...], name: str, entry: Entry | None) -> str:
     """Takes the entry's own lines out and appends its new ones. Every other line stays."""
-    wanted = _with_entry(_read_toml(text), path, name, entry)
+    wanted = _with_entry(read_toml(text), path, name, entry)
     head = f"{path[0]}.{name}"
     quoted = f'{path[0]}."{name}"'
     kept, inside = [], False
     for line in text.splitlines(keepends=True):
-        if header := _HEADER.fullmatch(line.rstrip("\r\n")):
+        if header := HEADER.fullmatch(line.rstrip("\r\n")):
             inside = any(header[1] == own or header[1].startswith(f"{own}.") for own in (head, quoted))
         if not inside:
             kept.append(line)

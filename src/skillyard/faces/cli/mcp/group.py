@@ -8,6 +8,7 @@ import click
 
 from skillyard.faces.cli.failures import Failure
 from skillyard.faces.cli.mcp.install import install, uninstall
+from skillyard.faces.cli.mcp.wrap.commands import unwrap, wrap
 from skillyard.faces.cli.options import config_option, server_options
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def mcp(context: click.Context, profile: str | None, where: Where) -> None:
 
 mcp.add_command(install)
 mcp.add_command(uninstall)
+mcp.add_command(wrap)
+mcp.add_command(unwrap)
 
 
 def _serve(where: Where, profile: str | None) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
-from difflib import unified_diff
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,9 +12,9 @@ import click
 
 from skillyard.faces.cli.failures import Failure
 from skillyard.faces.cli.mcp.clients import CLIENTS, ClientKind, Entry, Scope, Unfit, changed, found, is_ours
+from skillyard.faces.cli.mcp.files import difference, read, write
 from skillyard.faces.cli.render import calm
 
-MOST_BYTES = 64 * 1024 * 1024
 NAME = "skillyard"
 
 
@@ -63,7 +60,7 @@ def install(
     args = ["mcp"]
     for option, value in (("--url", url), ("--data-dir", data_dir and data_dir.absolute()), ("--profile", profile)):
         args += [option, str(value)] if value is not None else []
-    command, *first = _program()
+    command, *first = program()
     entry = kind.entry(command, [*first, *args], {})
     _change(kind, scope, name, entry, yes=yes, only_print=only_print)
 
@@ -75,7 +72,7 @@ def uninstall(client: str, scope: str | None, name: str, yes: bool) -> None:
     _change(CLIENTS[client], scope, name, None, yes=yes, only_print=False)
 
 
-def _program() -> list[str]:
+def program() -> list[str]:
     """Returns the absolute command: clients with windows have no shell's PATH."""
     own = Path(sys.argv[0])
     if own.name == NAME and own.is_file():
@@ -83,7 +80,7 @@ def _program() -> list[str]:
     beside = Path(sys.executable).with_name(NAME)
     if beside.is_file():
         return [str(beside)]
-    return [shutil.which(NAME)] if shutil.which(NAME) else [sys.executable, "-m", NAME]  # type: ignore[list-item]
+    return [shutil.which(NAME)] if shutil.which(NAME) else [sys.executable, "-P", "-m", NAME]  # type: ignore[list-item]
 
 
 def _change(
@@ -94,7 +91,7 @@ def _change(
         raise Failure(f"--scope: {kind.name} has no scope '{chosen}'", f"choose {' or '.join(kind.places)}")
     here = Path.cwd()
     file = kind.file(chosen, Path.home(), here).resolve()
-    path, before = kind.path(chosen, here), _read(file)
+    path, before = kind.path(chosen, here), read(file)
     try:
         present = found(kind, before, path, name)
         after = changed(kind, before, path, name, entry)
@@ -113,55 +110,8 @@ def _change(
     if present == entry:
         click.echo(f"{file} has it already")
         return
-    click.echo(calm("".join(_difference(file, before, after))), nl=False)
+    click.echo(calm("".join(difference(file, before, after))), nl=False)
     if not yes and not click.confirm(f"Write {file}?"):
         raise click.Abort
-    kept = _write(file, before, after)
+    kept = write(file, before, after)
     click.echo(f"wrote {file}" + (f"; the file before is {kept.name}" if kept else ""))
-
-
-def _difference(file: Path, before: str, after: str) -> list[str]:
-    lines = unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), str(file), str(file))
-    return [line if line.endswith("\n") else f"{line}\n" for line in lines]
-
-
-def _read(file: Path) -> str:
-    try:
-        if file.stat().st_size > MOST_BYTES:
-            raise Failure(f"{file} is too large to be a configuration")
-        return file.read_bytes().decode()
-    except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise Failure(f"{file} cannot be read: {error}") from None
-
-
-def _write(file: Path, before: str, after: str) -> Path | None:
-    """Replaces a file, whole or not at all; returns the copy of the one before. Its rights stay."""
-    if _read(file) != before:
-        raise Failure(f"{file} was changed meanwhile", "call again")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    kept = None
-    if file.exists():
-        kept = file.with_name(f"{file.name}.{datetime.now(UTC):%Y%m%dT%H%M%S%f}.bak")
-        _make(kept, before, file)
-    new = file.with_name(f".{file.name}.{os.getpid()}.new")
-    try:
-        _make(new, after, kept)
-        new.replace(file)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
-    return kept
-
-
-def _make(file: Path, text: str, like: Path | None) -> None:
-    """Makes a file that has the rights of ``like``.
-
-    Until then it is its user's alone, since it may hold tokens.
-    """
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with open(descriptor, "w", encoding="utf-8", newline="") as stream:  # noqa: PTH123 - a descriptor
-        stream.write(text)
-    if like is not None:
-        shutil.copymode(like, file)

@@ -1,0 +1,1 @@
+"""``skillyard mcp wrap`` and ``unwrap`` put servers of a configuration into jails."""
