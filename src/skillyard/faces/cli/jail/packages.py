@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _NPM = re.compile(r"((?:@[a-z0-9][a-z0-9._~-]*/)?[a-z0-9][a-z0-9._~-]*)(?:@([0-9A-Za-z][0-9A-Za-z.+-]*))?")
 _PYPI = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9,._-]+\])?)(?:(?:==|@)([0-9A-Za-z][0-9A-Za-z.!+]*))?")
+_ALSO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9,._-]+\])?(?:(?:[<>=!~]=|[<>])[0-9A-Za-z.!+*,<>=~]+)?")
 _CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 _STATE, _TREE = "jail.json", "tree"
 _MOST_JSON = 1 << 20
@@ -51,9 +52,11 @@ set -e
 mkdir /workspace/tree
 cd /workspace/tree
 export UV_CACHE_DIR=/workspace/cache UV_PYTHON_DOWNLOADS=never
-printf '%s\\n' "$1" | /skills/uv -q pip compile --python python3 --only-binary :all: --default-index "$2" \
+index=$1
+shift
+printf '%s\\n' "$@" | /skills/uv -q pip compile --python python3 --only-binary :all: --default-index "$index" \
     --generate-hashes --no-header --no-emit-index-url -o requirements.lock - >&2
-/skills/uv -q pip install --python python3 --only-binary :all: --default-index "$2" --link-mode copy \
+/skills/uv -q pip install --python python3 --only-binary :all: --default-index "$index" --link-mode copy \
     --require-hashes --target packages -r requirements.lock >&2
 rm -rf packages/bin
 tar -cf - .
@@ -74,13 +77,17 @@ sys.exit(found[0].load()())
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package of a registry, and its program. ``kind`` is ``npm`` or ``pypi``, ``version`` empty for the newest."""
+    """A package of a registry, and its program. ``kind`` is ``npm`` or ``pypi``, ``version`` empty for the newest.
+
+    ``also`` are requirements that are installed with it, as by ``uvx --with``.
+    """
 
     kind: str
     name: str
     version: str
     program: str
     args: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
     @property
     def requirement(self) -> str:
@@ -113,10 +120,13 @@ def parse(command: Sequence[str]) -> Package:
     elif runner not in ("npx", "uvx"):
         rule = "must be a command of npx, uvx or pipx run, such as: npx -y @modelcontextprotocol/server-memory"
         raise InvalidInput("command", rule, shown(" ".join(command)))
-    source = ""
+    source, also = "", []
     while words and words[0].startswith("-"):
         option, _, value = words.pop(0).partition("=")
         if option in ("-y", "--yes", "-q", "--quiet"):
+            continue
+        if option == "--with" and runner == "uvx":
+            also.append(_requirement(value or (words.pop(0) if words else "")))
             continue
         if option not in ("-p", "--package", "--from", "--spec") or source:
             raise InvalidInput("command", "has an option that a jail does not know", shown(option))
@@ -128,7 +138,13 @@ def parse(command: Sequence[str]) -> Package:
     if match is None:
         raise InvalidInput("command", "must name a package of a registry, with a version or none", shown(words[0]))
     own = match[1].partition("[")[0] if kind == "pypi" else match[1].rpartition("/")[2]
-    return Package(kind, match[1], match[2] or "", words[0] if source else own, tuple(words[1:]))
+    return Package(kind, match[1], match[2] or "", words[0] if source else own, tuple(words[1:]), tuple(also))
+
+
+def _requirement(text: str) -> str:
+    if not _ALSO.fullmatch(text):
+        raise InvalidInput("command", "must name a package of a registry after --with, such as mcp<2", shown(text))
+    return text
 
 
 def check_name(name: str) -> str:
@@ -173,7 +189,8 @@ class Store:
         except OSError:
             known = ", ".join(self.names()) or "none"
             raise InvalidInput("name", f"was not added; known are: {known}", shown(name)) from None
-        package = Package(**{**told["package"], "args": tuple(told["package"]["args"])})
+        words = told["package"]
+        package = Package(**{**words, "args": tuple(words["args"]), "also": tuple(words.get("also", ()))})
         rest = {**told, "package": package, "start": tuple(told["start"]), "scripts": tuple(told["scripts"])}
         return Installed(**rest)
 
@@ -319,7 +336,7 @@ def _order(settings: Settings, package: Package) -> JailOrder:
         }
         args = ("sh", "-c", _NPM_BUILD, "sh", package.requirement)
         return replace(order, args=args, env=variables, rules=(index_rule(registry),))
-    asked = ("sh", "-c", _PYPI_BUILD, "sh", package.requirement, config.index)
+    asked = ("sh", "-c", _PYPI_BUILD, "sh", config.index, package.requirement, *package.also)
     mounts = (Mount(Content("uv", uv_program()), "/skills/uv"),)
     env = {"SSL_CERT_FILE": _CERTIFICATES, "UV_NO_CONFIG": "1", "UV_NO_PROGRESS": "1"}
     return replace(order, args=asked, mounts=mounts, env=env, rules=config.reach)
