@@ -22,6 +22,7 @@ from .files.walk import open_directory
 from .output_files import MAX_DEPTH, MAX_ENTRIES, Left, is_plain
 from .programs.follower import Follower, write_all
 from .programs.service import Service
+from .programs.tools import make_package
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +54,10 @@ def run(
             os.chdir("/".join([root, *below]) if above == VIEW else workspace)
         except OSError:
             raise SandboxError(f"workdir: the skill has no directory {'/'.join(below)!r}") from None
-    program = argv, {**os.environ, "PATH": _path(), "PWD": _here(workspace, command), **command["env"]}
+    env = {**os.environ, "PATH": _path(), "PWD": _here(workspace, command), **command["env"]}
+    if request.get("tools"):
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (make_package(request["tools"]), env.get("PYTHONPATH"))))
+    program = argv, env
     if "service" not in command:
         return Follower().follow(*program)
     return Service(command["service"], tell).run(Follower(), *program)

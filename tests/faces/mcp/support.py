@@ -89,6 +89,9 @@ def server(
     async def answer(context: Any, value: Any) -> Any:
         raise NotImplementedError
 
+    async def never(_principal: Principal, _params: Any) -> bool:
+        return False
+
     skills = SkillFace(settings, callers, nobody)
     return server_of(
         Parts(
@@ -99,7 +102,7 @@ def server(
             skills,
             ResourceFace(callers, skills),
             Approvals(callers, ask=False),
-            TaskFace(callers, lambda: cast("Any", told), answer, None),
+            TaskFace(callers, lambda: cast("Any", told), answer, None, never),
             Changes(revision, 10),
             ServerFace(callers, bool(settings.servers)),
         )

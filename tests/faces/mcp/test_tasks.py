@@ -277,7 +277,7 @@ class Endless:
 async def test_a_run_ends_whose_client_cancels_before_it_knows_the_task() -> None:
     engine, runs = Engine(), Endless()
     answering(engine, "run_code", {"run_id": "run_1"})
-    face = tasks.TaskFace(Callers(engine.invoke), lambda: cast("Any", runs), cast("Any", None), None)
+    face = tasks.TaskFace(Callers(engine.invoke), lambda: cast("Any", runs), cast("Any", None), None, cast("Any", None))
     context = cast("Any", SimpleNamespace(request=None))
     with anyio.move_on_after(0.05):
         await face.start(context, "run_code", CODE)

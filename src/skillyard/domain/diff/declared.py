@@ -28,8 +28,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class NeedChange:
     """A need that differs.
 
-    ``need`` is ``network``, ``secrets``, ``dependencies``, ``requires`` or ``limits``; ``name`` the rule, secret,
-    package, skill or limit; ``before`` and ``after`` its declarations, empty where there is none.
+    ``need`` is ``network``, ``secrets``, ``tools``, ``dependencies``, ``requires`` or ``limits``; ``name`` the rule,
+    secret, tool, package, skill or limit; ``before`` and ``after`` its declarations, empty where there is none.
 
     ``widens``: it asks for more than before or for something else, so an earlier approval does not cover it.
     """
@@ -47,6 +47,7 @@ def diff_needs(old: Needs, new: Needs) -> list[NeedChange]:
     found = [
         *_network(old.network, new.network),
         *_secrets(old.secrets, new.secrets),
+        *_named("tools", {name: name for name in old.tools}, {name: name for name in new.tools}),
         *_named("dependencies", _by(old.dependencies, _package), _by(new.dependencies, _package)),
         *_named("requires", _by(old.requires, _skill), _by(new.requires, _skill)),
         *_limits(old.limits, new.limits),

@@ -30,6 +30,7 @@ def declared(skill: Skill) -> dict[str, Any]:
         ],
         "dependencies": list(needs.dependencies),
         "requires": list(needs.requires),
+        "tools": list(needs.tools),
         "limits": dict(needs.limits),
         "environment": skill.runtime.environment if skill.runtime else None,
         "image": (skill.runtime.image or None) if skill.runtime else None,
@@ -52,6 +53,9 @@ def check_needs(skill: Skill, files: Mapping[str, File], notes: Notes) -> None:
     for other in skill.needs.requires:
         line = where.manifest(other.partition(" ")[0], "requires")
         notes.note(MANIFEST, line, "need-skill", f"asks for the skill {quoted(other)}")
+    for tool in skill.needs.tools:
+        message = f"calls tools of MCP servers: {quoted(tool)}"
+        notes.warn(MANIFEST, where.manifest(f'"{tool}"', "tools"), "need-tool", message)
     for name, value in skill.needs.limits.items():
         notes.note(MANIFEST, where.manifest(f"{name} ", name), "need-limit", f"asks for {name} = {value}")
 

@@ -102,6 +102,7 @@ REVIEW: tuple[Rule, ...] = (
         'ask for delivery = "gate" where it is possible',
     ),
     seen("need-package", "note", "The skill asks for a package.", "know whose code it is"),
+    seen("need-tool", "warning", "The skill calls tools of MCP servers.", "check that it has a use for each"),
     seen("need-skill", "note", "The skill asks for another skill.", "review that one too"),
     seen("need-limit", "note", "The skill asks for limits of its own.", "compare it with what it does"),
 )

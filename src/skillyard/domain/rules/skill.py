@@ -89,6 +89,8 @@ MANIFEST: tuple[Rule, ...] = (
     always("secret-duplicate", "A secret is named twice.", "keep one entry"),
     always("secret-delivery", "The delivery of a secret is unknown.", 'write "env" or "gate"'),
     always("secret-host", "A secret is bound to no host that it could be sent to.", "write it like api.example.com"),
+    always("tool-name", "A tool is not named with its server.", "write it like git__git_log or git__*"),
+    always("tools-many", "There are too many tools.", "use patterns such as git__*"),
     always("schema-twice", "A schema stands in the manifest and in a file.", "keep one of them"),
     always("schema-missing", "The skill has no such file as its schema.", "add it, or name the one it has"),
     always("schema-json", "A schema file holds no JSON object.", "mend the line named"),

@@ -41,9 +41,11 @@ _ENVIRONMENT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _HUGE = 2**53
 _ASKED = LimitFamily(maxima=Limits(timeout_ms=_HUGE, memory_mb=_HUGE, cpus=float(_HUGE), pids=_HUGE, disk_mb=_HUGE))
 """Minima only: the operator's policy caps the limits of a run, not the validator."""
-_PERMISSION_KEYS = frozenset({"network", "secrets"})
+_PERMISSION_KEYS = frozenset({"network", "secrets", "tools"})
 _ALL = "asks for every host: the operator has to consent to that"
 _SECRET_KEYS = frozenset({"name", "optional", "delivery", "hosts"})
+_TOOL = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}__[A-Za-z0-9._*?-]{1,64}")
+_MOST_TOOLS = 64
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _RESERVED = re.compile(r"PATH|HOME|TMPDIR|IFS|ENV|BASH_ENV|GCONV_PATH|LOCPATH|(?:LD|PYTHON|MALLOC|GLIBC)[A-Z0-9_]*")
 
@@ -136,13 +138,14 @@ def _runtime(report: Report, data: Mapping[str, Any], kind: SkillKind | None) ->
 
 
 def _needs(report: Report, data: Mapping[str, Any]) -> Needs:
-    network, secrets = _read_permissions(report, data)
+    network, secrets, tools = _read_permissions(report, data)
     return Needs(
         network=network,
         secrets=secrets,
         dependencies=read_dependencies(report, data),
         requires=read_requires(report, data),
         limits=check_limits(report, ("limits",), data),
+        tools=tools,
     )
 
 
@@ -274,11 +277,13 @@ def check_limits(report: Report, path: Path, data: Mapping[str, Any], free: str 
     return asked
 
 
-def _read_permissions(report: Report, data: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[SecretNeed, ...]]:
-    """Returns the declared network rules and secrets."""
+def _read_permissions(
+    report: Report, data: Mapping[str, Any]
+) -> tuple[tuple[str, ...], tuple[SecretNeed, ...], tuple[str, ...]]:
+    """Returns the declared network rules, secrets and tools."""
     table = report.table(data, ("permissions",))
     report.unknown_keys(table, ("permissions",), _PERMISSION_KEYS)
-    return _network(report, table), _secrets(report, table)
+    return _network(report, table), _secrets(report, table), _tools(report, table)
 
 
 def _network(report: Report, table: Mapping[str, Any]) -> tuple[str, ...]:
@@ -308,6 +313,20 @@ def _check_rule(report: Report, path: Path, text: str) -> None:
         return
     if is_open([rule]):
         report.warn(path, "network-open", _ALL)
+
+
+def _tools(report: Report, table: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the tools of MCP servers: full names, or patterns of one server's."""
+    path: Path = ("permissions", "tools")
+    texts = tuple(dict.fromkeys(report.texts(table, path)))
+    if len(texts) > _MOST_TOOLS:
+        report.error(path, "tools-many", f"must have at most {_MOST_TOOLS} entries", texts)
+        return ()
+    for index, text in enumerate(texts):
+        if _TOOL.fullmatch(text) is None:
+            rule = "must be a server's name, two underscores and a tool's name or pattern, such as 'git__git_log'"
+            report.error((*path, index), "tool-name", rule, text)
+    return texts
 
 
 def _secrets(report: Report, table: Mapping[str, Any]) -> tuple[SecretNeed, ...]:

@@ -65,7 +65,8 @@ class SecretNeed:
 class Needs:
     """The declared needs of a skill beyond its own files.
 
-    ``network`` holds rules of :mod:`skillyard.domain.network.rule` as they are written.
+    ``network`` holds rules of :mod:`skillyard.domain.network.rule` as they are written, ``tools`` full names or
+    patterns of tools of MCP servers, such as ``git__git_log`` and ``git__*``.
     """
 
     network: tuple[str, ...] = ()
@@ -73,6 +74,7 @@ class Needs:
     dependencies: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
     limits: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

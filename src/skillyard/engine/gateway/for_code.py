@@ -15,6 +15,7 @@ from skillyard.config.faces.mcp import McpSettings
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.network.session import ToolBudget
 from skillyard.domain.principal import Principal
+from skillyard.domain.tool import offered_name
 from skillyard.domain.work.record import RunStatus
 from skillyard.engine.gateway.service import Called, Gateway
 from skillyard.engine.network.run_network import Calls
@@ -33,6 +34,10 @@ class CodeTools:
     budget: ToolBudget
     calls: Calls
 
+    @property
+    def full_names(self) -> list[str]:
+        return [offered_name(server, tool) for server, tools in self.names.items() for tool in tools]
+
 
 class ToolsForCode:
     """Grants tools to code."""
@@ -43,8 +48,12 @@ class ToolsForCode:
         self._gateway = gateway
         self._config = config
 
-    async def grant(self, principal: Principal, run_id: str, asked: Sequence[str]) -> CodeTools:
-        """Returns the tools that a run may call. Raises Refused for a pattern of which it may call none."""
+    async def grant(
+        self, principal: Principal, run_id: str, asked: Sequence[str], who: str = "the code asks"
+    ) -> CodeTools:
+        """Returns the tools that a run may call. Raises Refused for a pattern of which it may call none.
+
+        ``who`` asks, for the message."""
         granted: dict[str, dict[str, str]] = {}
         offered = await self._gateway.catalogue.offered(principal)
         may = [each for each in offered if any(fnmatchcase(each.name, one) for one in self._config.code_tools)]
@@ -54,7 +63,7 @@ class ToolsForCode:
                 why = "it is not approved, or not allowed to the caller"
                 if not any(fnmatchcase(one, pattern) or fnmatchcase(pattern, one) for one in self._config.code_tools):
                     why = "the operator gives code none of it (mcp.code_tools)"
-                raise Refused("PolicyRefused", f"tools: the code asks for '{pattern}', and {why}")
+                raise Refused("PolicyRefused", f"tools: {who} for '{pattern}', and {why}")
             for each in found:
                 granted.setdefault(each.server, {})[each.tool.name] = each.tool.description
         budget = ToolBudget(self._config.code_calls, self._config.code_bytes)

@@ -134,7 +134,8 @@ class Granter:
         ):
             rule = f"the interpreter of a session holds no secrets, and the skills need {', '.join(names)}"
             raise Refused("PolicyRefused", f"session_id: {rule}; leave session_id out, or bind them to hosts")
-        tools = await self._tools_of(plan) if plan.request.tools else None
+        asked = _asked_tools(plan)
+        tools = await self._tools_of(plan, asked) if asked else None
         self._tell(plan, given)
         env, gated = _delivered(given)
         mounts = (*map(_skill_mount, plan.skills), *plan.blob_mounts) if plan.skills or plan.blobs else ()
@@ -157,7 +158,7 @@ class Granter:
             blob_prefix=prefix,
             limits=frames,
             network=self._network(policy, given, gated, tools),
-            needs=self._needs(plan, policy, given, environment),
+            needs=self._needs(plan, policy, given, environment, () if tools is None else tools.full_names),
             wish=wish,
             given=given,
         )
@@ -182,10 +183,16 @@ class Granter:
         return run_needs(self._rules, plan, Given(refused=True)) if plan.skills else None
 
     def _needs(
-        self, plan: Plan, policy: Policy | None, given: Sequence[GivenSecret], environment: Environment
+        self,
+        plan: Plan,
+        policy: Policy | None,
+        given: Sequence[GivenSecret],
+        environment: Environment,
+        tools: Sequence[str],
     ) -> dict[str, Any] | None:
         """Returns the needs of the run's skills with its grants, and the server's variables."""
-        needs = run_needs(self._rules, plan, Given(policy, given, environment.distributions)) if plan.skills else None
+        grants = Given(policy, given, environment.distributions, tools)
+        needs = run_needs(self._rules, plan, grants) if plan.skills else None
         if not self._rules.sandbox.env_allowlist:
             return needs
         hidden = {secret.name: "a secret has this name" for secret in given if secret.name in self._variables}
@@ -227,11 +234,16 @@ class Granter:
         hidden = of_hosts(secret.value for secret in given) if given else NOTHING
         return NetworkGrant(self._gate, plan, hidden, calls=None if tools is None else tools.calls)
 
-    async def _tools_of(self, plan: Plan) -> CodeTools:
-        """Returns the tools that code asks for. Raises Refused."""
+    async def _tools_of(self, plan: Plan, asked: Sequence[str]) -> CodeTools:
+        """Returns the tools that code or its skill asks for. Raises Refused."""
+        who = f"'{plan.of.name}' asks" if plan.of is not None else "the code asks"
+        named = f"tools: {who} for {', '.join(asked)}"
         if plan.trust.least:
-            raise Refused("PolicyRefused", f"tools: {plan.trust.least}, and the code that mounts it gets no tools")
-        granted = await self._tools.grant(plan.principal, plan.run_id, plan.request.tools)
+            raise Refused("PolicyRefused", f"{named}, and {plan.trust.least}; such runs get no tools")
+        if plan.request.detach:
+            rule = "a detached run calls none, since it may outlive its server; leave detach out"
+            raise Refused("PolicyRefused", f"{named}, and {rule}")
+        granted = await self._tools.grant(plan.principal, plan.run_id, asked, who)
         check_offer(plan.offer, self._gate is not None, "calls of tools")
         return granted
 
@@ -240,6 +252,11 @@ class Granter:
             skill = plan.skill.name if plan.skill else None
             names = tuple(sorted(secret.name for secret in given))
             self._emit(SecretsGiven(plan.run_id, plan.principal.name, skill, names))
+
+
+def _asked_tools(plan: Plan) -> tuple[str, ...]:
+    """Returns the tools that the request asks for, or those that its skill declares. Mounted skills add none."""
+    return plan.request.tools or (plan.of.needs.tools if plan.of is not None else ())
 
 
 def _delivered(given: Iterable[GivenSecret]) -> tuple[dict[str, str], tuple[GateSecret, ...]]:

@@ -168,6 +168,8 @@ def _rows(approvals: Approvals, skill: Skill) -> Iterable[Row]:
     yield from need_rows.limit_rows(skill, limits, {}, "the operator's maximum")
     yield from need_rows.package_rows(skill, ALLOWED, approvals.packages, {})
     yield from need_rows.environment_rows(skill, need_rows.environment_of(skill))
+    for pattern in skill.needs.tools:
+        yield Row(need_rows.TOOL, pattern, pattern, "")
 
 
 async def _requires_rows(approvals: Approvals, principal: Principal, skill: Skill) -> list[Row]:

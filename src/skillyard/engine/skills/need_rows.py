@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from skillyard.config.packages import PackagesSettings
@@ -17,7 +18,7 @@ from skillyard.domain.work.limits import Limits
 from skillyard.engine.packages.asked import required_name
 from skillyard.engine.skills.standings import packages_allowed
 
-NETWORK, SECRET, LIMIT, REQUIRES, PACKAGE, ENVIRONMENT, IMAGE = (
+NETWORK, SECRET, LIMIT, REQUIRES, PACKAGE, ENVIRONMENT, IMAGE, TOOL = (
     "network",
     "secret",
     "limit",
@@ -25,6 +26,7 @@ NETWORK, SECRET, LIMIT, REQUIRES, PACKAGE, ENVIRONMENT, IMAGE = (
     "package",
     "environment",
     "image",
+    "tool",
 )
 IN_PART = "in part"
 _UNCONSENTED = Left(Extent.NONE, "the operator has not consented to every host (network.open)")
@@ -49,9 +51,8 @@ class Row:
 def declares(skill: Skill) -> bool:
     """Returns whether a skill asks for anything at all."""
     needs = skill.needs
-    return bool(
-        needs.network or needs.secrets or needs.limits or needs.requires or needs.dependencies or image_of(skill)
-    ) or environment_of(skill) not in ("", _USUAL)
+    asked = (needs.network, needs.secrets, needs.limits, needs.requires, needs.dependencies, needs.tools)
+    return any(asked) or bool(image_of(skill)) or environment_of(skill) not in ("", _USUAL)
 
 
 def environment_of(skill: Skill) -> str:
@@ -142,6 +143,18 @@ def environment_rows(skill: Skill, used: str, against: str = "") -> Iterable[Row
 def image_rows(skill: Skill, used: str, against: str = "") -> Iterable[Row]:
     if asked := image_of(skill):
         yield Row(IMAGE, asked, "" if against else used, against)
+
+
+def tool_rows(
+    skill: Skill, granted: Collection[str], against: str = "", absent: str = "no such tool is offered"
+) -> Iterable[Row]:
+    """Yields the rows of tools. ``granted`` are full names; ``absent`` is the reason for a pattern without one."""
+    for pattern in skill.needs.tools:
+        found = sorted(name for name in granted if fnmatchcase(name, pattern))
+        if against or not found:
+            yield Row(TOOL, pattern, why=against or absent)
+        else:
+            yield Row(TOOL, pattern, ", ".join(found))
 
 
 def _cut(text: str, longest: int) -> str:

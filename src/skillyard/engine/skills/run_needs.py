@@ -9,7 +9,7 @@ enforced, ``network`` what was reached.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ UNAPPROVED = "not approved"
 REFUSED = "the run was refused"
 _BESIDE = "only what the executed skill declares is granted"
 _NOT_TO_CODE = "the operator gives code nothing that skills declare"
+_UNASKED = "the code asks for none of it"
 _MAXIMUM = "the operator's maximum"
 _DEFAULT = "not approved: the default at most"
 _ABSENT = "there is none for this project and skill"
@@ -54,11 +55,15 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The grants of a run, as far as they were decided. ``installed`` are its packages by normalized name."""
+    """The grants of a run, as far as they were decided.
+
+    ``installed`` are its packages by normalized name, ``tools`` the full names of those that it may call.
+    """
 
     policy: Policy | None = None
     secrets: Sequence[GivenSecret] = ()
     installed: Mapping[str, str] = field(default_factory=dict)
+    tools: Collection[str] = ()
     refused: bool = False
 
 
@@ -100,6 +105,8 @@ def _rows(rules: Rules, plan: Plan, given: Given, skill: Skill) -> Iterable[Row]
     yield from need_rows.package_rows(skill, standing, rules.packages, given.installed, refused)
     yield from need_rows.environment_rows(skill, plan.environment, refused)
     yield from need_rows.image_rows(skill, plan.image, refused)
+    beside = "" if skill is plan.of or plan.skill is None else _BESIDE
+    yield from need_rows.tool_rows(skill, given.tools, beside or _least(plan) or refused, _UNASKED)
 
 
 def _against_network(rules: Rules, plan: Plan, given: Given, skill: Skill) -> str:

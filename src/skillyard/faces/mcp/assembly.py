@@ -7,6 +7,7 @@ from typing import Any
 
 from mcp_types import CallToolResult
 
+from skillyard.domain.errors import SkillyardError
 from skillyard.domain.principal import Principal
 from skillyard.faces.mcp.approvals import Approvals
 from skillyard.faces.mcp.caller import Callers, Context
@@ -29,6 +30,15 @@ def parts_of(runtime: Runtime, callers: Callers, news: News) -> Parts:
         skills = runtime.app.skills
         return (await skills.standings.standing_of(await skills.find(principal, name))).approved
 
+    async def calls_tools(principal: Principal, params: Mapping[str, Any]) -> bool:
+        name, version = params.get("name"), params.get("version")
+        if not isinstance(name, str) or not isinstance(version, str | None):
+            return False  # the method says what is wrong
+        try:
+            return bool((await runtime.app.skills.find(principal, name, version)).needs.tools)
+        except SkillyardError:
+            return False
+
     async def revision() -> str:
         return f"{await runtime.app.skills.store.revision()}-{news.count}"
 
@@ -46,7 +56,7 @@ def parts_of(runtime: Runtime, callers: Callers, news: News) -> Parts:
         skills,
         ResourceFace(callers, skills),
         Approvals(callers, settings.mcp.approvals == "ask"),
-        TaskFace(callers, lambda: runtime.app.history, answer, settings.records.ttl_s),
+        TaskFace(callers, lambda: runtime.app.history, answer, settings.records.ttl_s, calls_tools),
         changes,
         ServerFace(callers, bool(settings.mcp.servers)),
     )

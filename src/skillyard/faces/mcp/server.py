@@ -95,7 +95,7 @@ class ToolFace:
             question = await self.parts.approvals.settle(context, method.name, asked, given, params.request_state)
             if question is not None:
                 return question
-            if tasks.is_wanted(context, method.name, asked):
+            if await self.parts.tasks.wants(context, method.name, asked):
                 return await self.parts.tasks.start(context, method.name, asked)
             return await self._result(context, method, asked)
         except (MCPError, CallerGone):

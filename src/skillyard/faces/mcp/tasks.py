@@ -55,8 +55,8 @@ class Runs(Protocol):
 
 
 def is_wanted(context: Context, method: str, params: Mapping[str, Any]) -> bool:
-    """Returns whether the call may become a task: the client knows tasks, the run detaches."""
-    fit = method in TASKS and "detach" not in params and "session_id" not in params
+    """Returns whether the client knows tasks, and the parameters let the run detach."""
+    fit = method in TASKS and not {"detach", "session_id", "tools"} & params.keys()
     return fit and _knows(context)
 
 
@@ -68,12 +68,21 @@ def _knows(context: Context) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TaskFace:
-    """Starts and shows tasks. ``ttl_s`` is how long a record is kept; None is for ever."""
+    """Starts and shows tasks. ``ttl_s`` is how long a record is kept; None is for ever.
+
+    ``calls_tools`` says whether the skill of a call calls tools of MCP servers, which no detached run can."""
 
     callers: Callers
     runs: Callable[[], Runs]
     answer: Answer
     ttl_s: float | None
+    calls_tools: Callable[[Principal, Mapping[str, Any]], Awaitable[bool]]
+
+    async def wants(self, context: Context, method: str, params: Mapping[str, Any]) -> bool:
+        """Returns whether the call may become a task."""
+        return is_wanted(context, method, params) and not (
+            method == "execute_skill" and await self.calls_tools(self.callers.principal_of(context), params)
+        )
 
     async def start(self, context: Context, method: str, params: Mapping[str, Any]) -> CallToolResult | dict[str, Any]:
         """Returns the task, or the result of a run that ended at once. Raises what the method raises."""

@@ -1,7 +1,8 @@
 """Calls tools of MCP servers by import: ``from tools.git import git_status``.
 
 A call leaves through the gate, on a port of its own, and waits for its answer. A function takes the arguments by name,
-or as one object; it returns what the tool answered as JSON, else its text.
+or as one object; it returns what the tool answered as JSON, else its text. Programs of a command get the same as a
+package in a directory, and `python3 -m tools SERVER TOOL '{"name": "value"}'` for shells.
 """
 
 from __future__ import annotations
@@ -128,18 +129,46 @@ class ToolFinder:
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
         """Raises ImportError for a server whose tools this run may not call."""
         if fullname == ROOT:
-            spec = ModuleSpec(fullname, _Loader({"ToolError": ToolError}), is_package=True)  # type: ignore[arg-type]
+            spec = ModuleSpec(fullname, _Loader({"ToolError": ToolError, "call": call}), is_package=True)  # type: ignore[arg-type]
             spec.submodule_search_locations = []
             return spec
         if not fullname.startswith(ROOT + "."):
             return None
         server = fullname[len(ROOT) + 1 :]
         tools = self._servers.get(server)
-        if tools is None:
+        if tools is None and server != "__main__":
             told = f"this run may call tools of {', '.join(self._servers)}, not of '{server}'; ask for them with tools"
             raise ImportError(told, name=fullname)
+        if tools is None:
+            return None
         members = {import_name(tool): _function(server, tool, text) for tool, text in tools.items()}
         return ModuleSpec(fullname, _Loader(members))  # type: ignore[arg-type]
+
+
+_PROGRAM = """
+import sys
+from json import dumps, loads
+from tools import ToolError, call
+if len(sys.argv) not in (3, 4):
+    sys.exit("usage: python3 -m tools SERVER TOOL [ARGUMENTS as a JSON object]")
+try:
+    print(dumps(call(sys.argv[1], sys.argv[2], loads(sys.argv[3]) if sys.argv[3:] else {})))
+except (ToolError, ValueError) as error:
+    sys.exit(str(error))
+"""
+
+
+def make_package(servers: Mapping[str, Mapping[str, str]]) -> str:
+    """Returns a new directory with the package ``tools``, for programs that a command starts. Raises OSError."""
+    from tempfile import mkdtemp
+
+    source = __loader__.get_source(__name__)  # type: ignore[name-defined]
+    place = mkdtemp(prefix="tools-")
+    os.mkdir(f"{place}/{ROOT}")
+    for name, text in (("__init__", f"{source}\n\nshow_tools({dict(servers)!r})\n"), ("__main__", _PROGRAM)):
+        with open(f"{place}/{ROOT}/{name}.py", "x", encoding="utf-8") as file:
+            file.write(text)
+    return place
 
 
 def show_tools(servers: Mapping[str, Mapping[str, str]]) -> None:

@@ -200,6 +200,7 @@ CASES = {
     "package": Case("need-package", "note", "skill.toml", "", 12, '[dependencies]\nnumpy = ">=2"\n'),
     "listed": Case("need-package", "note", "code/requirements.txt", "\nnumpy>=2\n", 2),
     "skill": Case("need-skill", "note", "skill.toml", "", 5),
+    "tool": Case("need-tool", "warning", "skill.toml", "", 12, '[permissions]\ntools = ["git__*"]\n'),
     "limit": Case("need-limit", "note", "skill.toml", "", 12, "[limits]\npids = 9\n"),
 }
 

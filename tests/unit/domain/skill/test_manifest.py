@@ -215,6 +215,19 @@ def test_the_words_none_and_open() -> None:
     assert rules({"permissions": {"network": "some"}}) == [("permissions.network", "type")]
 
 
+@pytest.mark.parametrize("tool", ["git", "git.log", "git__", "__log", "*", "*__log", "git__a b", "git__a\n", "Git__a"])
+def test_bad_tools(tool: str) -> None:
+    assert rules({"permissions": {"tools": [tool]}}) == [("permissions.tools[0]", "tool-name")]
+
+
+def test_tools_are_full_names_or_patterns_of_one_server() -> None:
+    named = ["git__git_log", "git__*", "a-b__x.y?"]
+    assert rules({"permissions": {"tools": named}}) == []
+    assert rules({"permissions": {"tools": [f"git__t{number}" for number in range(65)]}}) == [
+        ("permissions.tools", "tools-many")
+    ]
+
+
 def test_too_many_rules() -> None:
     assert rules({"permissions": {"network": ["x.com"] * 1001}}) == [("permissions.network", "network-many")]
 

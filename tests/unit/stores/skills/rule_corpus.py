@@ -125,6 +125,8 @@ CASES = (
     Case("network-port", toml('[permissions]\nnetwork = ["x.com:0"]\n')),
     Case("network-many", toml(f"[permissions]\nnetwork = {['x.com'] * 1001}\n")),
     Case("network-open", toml('[permissions]\nnetwork = ["*"]\n'), "warning", "warning"),
+    Case("tool-name", toml('[permissions]\ntools = ["git.log"]\n')),
+    Case("tools-many", toml(f"[permissions]\ntools = {[f'git__t{number}' for number in range(65)]}\n")),
     Case("secret-name", toml('[permissions]\nsecrets = ["PATH"]\n')),
     Case("secret-name", examples('secrets = { "a b" = "x" }'), "error", "warning"),
     Case("secret-duplicate", toml('[permissions]\nsecrets = ["A", "A"]\n')),
