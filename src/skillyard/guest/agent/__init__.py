@@ -4,6 +4,7 @@ It starts programs, keeps their output, deadlines and endings, ends whole trees,
 imports the standard library and the guest alone, and runs from the guest's bundle::
 
     python3 -I -S guest.pyz agent listen PATH|fd:N    serve a unix socket in the foreground: the command of a container
+    python3 -I -S guest.pyz agent serve PATH          the same, with standard input and output as the first channel
     python3 -I -S guest.pyz agent start PATH          the same in the background; returns when the socket is there
     python3 -I -S guest.pyz agent connect PATH        join standard input and output to the socket: one channel
     python3 -I -S guest.pyz agent text PATH           the same, its output as text for a way that takes nothing else

@@ -78,18 +78,22 @@ class Exchange:
 
 
 class Channel:
-    """One channel. ``begin`` makes the exchange of an operation, or raises Refused."""
+    """One channel: the descriptor that is read from, and the one that is written to, which may be the same.
+
+    ``begin`` makes the exchange of an operation, or raises Refused.
+    """
 
     def __init__(
         self,
         loop: Loop,
-        fd: int,
+        fds: tuple[int, int],
         key: bytes,
         instance: str,
         begin: Callable[[Channel, int, Mapping[str, Any]], Exchange],
         lost: Callable[[Channel], None],
     ) -> None:
-        self._loop, self._fd, self._key, self._instance = loop, fd, key, instance
+        self._loop, self._key, self._instance = loop, key, instance
+        self._fd, self._into = fds
         self._begin, self._lost = begin, lost
         self._parser = wire.Parser(wire.TO_AGENT)
         self._out: deque[memoryview] = deque()
@@ -101,8 +105,9 @@ class Channel:
         self.known = False
         self.peer = 0
         self.dirty = False
-        os.set_blocking(fd, False)
-        loop.watch(fd, self._readable)
+        for fd in fds:
+            os.set_blocking(fd, False)
+        loop.watch(self._fd, self._readable)
         self._patience = loop.after(HELLO_S, lambda: None if self.known else self.close())
 
     @property
@@ -128,6 +133,8 @@ class Channel:
             return
         fd, self._fd = self._fd, -1
         self._loop.close(fd)
+        if self._into != fd:
+            self._loop.close(self._into)
         self._patience.cancel()
         for exchange in tuple(self._exchanges.values()):
             self.forget(exchange)
@@ -140,7 +147,7 @@ class Channel:
         try:
             while self._out:
                 batch = [self._out[at] for at in range(min(len(self._out), 64))]
-                written = os.writev(self._fd, batch)
+                written = os.writev(self._into, batch)
                 self._waiting -= written
                 while self._out and written >= len(self._out[0]):
                     written -= len(self._out.popleft())
@@ -152,7 +159,11 @@ class Channel:
             self.close()
         if self._fd < 0:
             return
-        self._loop.watch(self._fd, self._readable, self.flush if self._out else None)
+        more = self.flush if self._out else None
+        if self._into == self._fd:
+            self._loop.watch(self._fd, self._readable, more)
+        else:
+            self._loop.watch(self._into, None, more)
         if self._stopped and not self.congested:
             self._stopped = False
             for exchange in tuple(self._exchanges.values()):

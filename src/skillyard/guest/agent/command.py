@@ -1,4 +1,4 @@
-"""The agent as a command: ``listen``, ``start``, ``connect``, ``text`` and ``device`` (:mod:`skillyard.guest.agent`).
+"""The agent as a command: ``listen``, ``serve``, ``start``, ``connect``, ``text`` and ``device``.
 
 Its settings are a JSON object::
 
@@ -54,7 +54,7 @@ _REOPEN_S = 0.1
 _LISTENS_S = 10.0
 _BACKLOG = 16
 _READY = b"ready\n"
-_USAGE = "usage: agent listen PATH|fd:N | start PATH | connect PATH | text PATH | device PATH"
+_USAGE = "usage: agent listen PATH|fd:N | serve PATH | start PATH | connect PATH | text PATH | device PATH"
 
 
 def main(arguments: list[str], bundle: str) -> int:
@@ -84,6 +84,21 @@ def _listen(where: str, bundle: str) -> int:
     return _serve(settings, bundle, listener)
 
 
+def _stand(where: str, bundle: str) -> int:
+    """Serves a socket in the foreground, and standard input and output as the first channel."""
+    return _serve(_settings(), bundle, _bind(where), _own_channel())
+
+
+def _own_channel() -> tuple[int, int]:
+    """Returns standard input and output as other descriptors, so that programs have nothing in their places."""
+    ends = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3), fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in range(2):
+        os.dup2(nothing, fd)
+    os.close(nothing)
+    return ends
+
+
 def _start(where: str, bundle: str) -> int:
     """Serves a socket in the background. One that is served already stays as it is."""
     settings = _settings()
@@ -103,11 +118,13 @@ def _start(where: str, bundle: str) -> int:
     return _serve(settings, bundle, listener)
 
 
-def _serve(settings: dict[str, Any], bundle: str, listener: socket.socket) -> int:
+def _serve(settings: dict[str, Any], bundle: str, listener: socket.socket, first: tuple[int, int] | None = None) -> int:
     from .server import Agent
 
     agent = Agent(settings, bundle, _protect(settings))
     agent.listen(listener)
+    if first is not None:
+        agent.serve(first[0], into=first[1])
     agent.loop.run()
     return 0
 
@@ -262,4 +279,4 @@ def _is_served(where: str) -> bool:
     return True
 
 
-_MODES = {"listen": _listen, "start": _start, "connect": _connect, "text": _text, "device": _device}
+_MODES = {"listen": _listen, "serve": _stand, "start": _start, "connect": _connect, "text": _text, "device": _device}

@@ -60,9 +60,12 @@ class Agent:
         listener.setblocking(False)
         self.loop.watch(listener.fileno(), lambda: self._accept(listener))
 
-    def serve(self, fd: int, peer: int = 0) -> None:
-        """Takes a descriptor as a channel, and closes it at its end. ``peer`` is the process at its other end here."""
-        channel = Channel(self.loop, fd, self._key, self._instance, self._begin, self._lost)
+    def serve(self, fd: int, peer: int = 0, into: int = -1) -> None:
+        """Takes a descriptor as a channel, and closes it at its end. ``peer`` is the process at its other end here.
+
+        Where ``into`` is given, it is written to, and ``fd`` is only read from.
+        """
+        channel = Channel(self.loop, (fd, fd if into < 0 else into), self._key, self._instance, self._begin, self._lost)
         channel.peer = peer
         self._channels.append(channel)
 

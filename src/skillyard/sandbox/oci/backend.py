@@ -6,7 +6,6 @@ The agent is the first process of each. The engine keeps all state of them, in l
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
 import re
@@ -36,16 +35,16 @@ from skillyard.sandbox.oci import calls, container
 from skillyard.sandbox.oci.calls import ARCHITECTURES
 from skillyard.sandbox.oci.container import Image, Surroundings
 from skillyard.sandbox.oci.engine import Engine, EngineRefused
+from skillyard.sandbox.oci.home import OURS, Home
 from skillyard.sandbox.oci.pool import Pool, shape_of
 from skillyard.sandbox.oci.probe import LOOK, WITHOUT, absent, judge
 from skillyard.sandbox.registry import Kind, Place
 from skillyard.sandbox.turns import Turns
+from skillyard.threads import answered
 
-_OURS = "skillyard"
-"""The first part of labels and names."""
-_OWNER_ID, _KEY, _SECRET_OF = f"{_OURS}.server", f"{_OURS}.key", container.VARIABLE
-_LENT_AS, _MADE, _ENFORCED = f"{_OURS}.owner", f"{_OURS}.made", f"{_OURS}.enforced"
-_TIMEOUT, _READY = f"{_OURS}.timeout_ms", f"{_OURS}.ready"
+_OWNER_ID, _KEY, _SECRET_OF = f"{OURS}.server", f"{OURS}.key", container.VARIABLE
+_LENT_AS, _MADE, _ENFORCED = f"{OURS}.owner", f"{OURS}.made", f"{OURS}.enforced"
+_TIMEOUT, _READY = f"{OURS}.timeout_ms", f"{OURS}.ready"
 """The last is set for containers that are made ahead: the server alone knows whether one is lent, and for which key."""
 _HANDLE = re.compile(r"[0-9a-f]{64}")
 _BOUND_S = 60.0
@@ -63,9 +62,12 @@ class OciBackend:
 
     def __init__(self, state: Path, settings: OciSettings, gate: Plug | None = None) -> None:
         self._state, self._settings, self._gate = state, settings, gate
+        self._home = Home(state)
         self._engine = Engine(settings.socket)
         self._open: dict[str, AgentSandbox] = {}
         self._destroying: dict[str, asyncio.Task[Usage]] = {}
+        self._owed: set[str] = set()
+        """Containers whose end was asked for and is not confirmed, as while the engine is away."""
         self._creating = Turns()
         self._probing = asyncio.Lock()
         self._probe: Probe | None = None
@@ -250,7 +252,7 @@ class OciBackend:
         """Returns the handle of the live container of ``key``; one that is not live is removed."""
         if (held := next((one for one in self._lent.values() if one.key == key), None)) is not None:
             return held.handle
-        told = await self._inspect(self._name_of(key))
+        told = await self._inspect(self._home.name_of(key))
         if told is None:
             return None
         if told["State"].get("Status") != "running":
@@ -270,7 +272,7 @@ class OciBackend:
     ) -> AgentSandbox:
         secret = secrets.token_hex(32)
         labels = {
-            _OWNER_ID: self._server(),
+            _OWNER_ID: self._home.server,
             _KEY: key,
             _LENT_AS: spec.owner.value,
             _MADE: repr(time.time()),
@@ -279,20 +281,25 @@ class OciBackend:
             _READY: "1" if ahead else "",  # in any case, since an image has labels of its own
         }
         user = f"{self._settings.uid}:{self._settings.uid}"
-        files = self._file("guest", guest_bundle(), ".pyz"), self._file("hosts", container.NAMES.encode())
+        files = self._home.file("guest", guest_bundle(), ".pyz"), self._home.file("hosts", container.NAMES.encode())
         profile = calls.profile(image.architecture)
         if self._is_podman:  # it takes the name of a file where Docker takes the profile itself
-            profile = self._file("calls", profile.encode(), ".json")
+            profile = self._home.file("calls", profile.encode(), ".json")
         around = Surroundings(
             *files, user, self._settings.runtime, self._processors, profile, self._is_podman, self._bounds_queues
         )
         order = container.body(spec, image, around, labels, secret, packages)
-        name = self._name_of(key)
+        name = self._home.name_of(key)
         try:
-            made = await self._engine.call("POST", "/containers/create", order, name=name)
+            made = await answered(self._engine.call("POST", "/containers/create", order, name=name))
             handle = str(made["Id"])
-            await self._engine.call("POST", f"/containers/{handle}/start")
-            return await self._attached(handle, spec.owner, spec.limits.timeout_ms, secret, enforced, image.id)
+            first = await self._engine.hijack(f"/containers/{handle}/attach?stream=1&stdin=1&stdout=1")
+            try:
+                await self._engine.call("POST", f"/containers/{handle}/start")
+            except BaseException:
+                first[1].close()
+                raise
+            return await self._attached(handle, spec.owner, spec.limits.timeout_ms, secret, enforced, image.id, first)
         except BaseException:
             await asyncio.shield(self._remove(name))
             raise
@@ -302,7 +309,7 @@ class OciBackend:
             return sandbox
         told = await self._inspect(handle) if _HANDLE.fullmatch(handle) else None
         labels = {} if told is None else told["Config"].get("Labels") or {}
-        if told is None or labels.get(_OWNER_ID) != self._server() or told["State"].get("Status") != "running":
+        if told is None or labels.get(_OWNER_ID) != self._home.server or told["State"].get("Status") != "running":
             raise _gone(handle)
         if labels.get(_READY):  # lent by an earlier server, whose runs end with it, or not lent at all
             raise _gone(handle)
@@ -313,10 +320,17 @@ class OciBackend:
         return await self._attached(handle, owner, int(labels[_TIMEOUT]), secret, enforced, image)
 
     async def _attached(
-        self, handle: str, owner: Owner, timeout_ms: int, secret: str, enforced: Mapping[str, str], image: str
+        self,
+        handle: str,
+        owner: Owner,
+        timeout_ms: int,
+        secret: str,
+        enforced: Mapping[str, str],
+        image: str,
+        first: tuple[Any, Any] | None = None,
     ) -> AgentSandbox:
         lease_s = container.LEASE_S if owner is Owner.RUN else None
-        reach = Reach(self._opener(handle), bytes.fromhex(secret))
+        reach = Reach(self._opener(handle, first), bytes.fromhex(secret))
         sandbox = AgentSandbox(
             reach, handle, enforced, timeout_ms=timeout_ms, lease_s=lease_s, image=image, gate=self._gate
         )
@@ -327,8 +341,12 @@ class OciBackend:
             raise
         return self._open.setdefault(handle, sandbox)
 
-    def _opener(self, handle: str) -> Opener:
-        """Opens channels by an exec that joins its input and output to the agent's socket."""
+    def _opener(self, handle: str, first: tuple[Any, Any] | None) -> Opener:
+        """Opens channels by an exec that joins its input and output to the agent's socket.
+
+        The first of a new container is its own input and output, since an exec takes as long as a start.
+        """
+        opened = [] if first is None else [first]
         order = {
             "AttachStdin": True,
             "AttachStdout": True,
@@ -339,6 +357,8 @@ class OciBackend:
         }
 
         async def open_channel() -> tuple[Any, Any]:
+            if opened:
+                return opened.pop()
             while True:
                 try:
                     made = await self._engine.call("POST", f"/containers/{handle}/exec", order)
@@ -354,7 +374,7 @@ class OciBackend:
         return open_channel
 
     async def survey(self) -> Sequence[Held]:
-        filters = json.dumps({"label": [f"{_OWNER_ID}={self._server()}"]})
+        filters = json.dumps({"label": [f"{_OWNER_ID}={self._home.server}"]})
         listed = await self._engine.call("GET", "/containers/json", all=1, filters=filters)
         now, found = time.time(), []
         for one in listed:
@@ -376,6 +396,7 @@ class OciBackend:
 
     async def destroy(self, handle: str) -> Usage:
         if handle not in self._destroying:
+            self._owed.add(handle)
             task = self._destroying[handle] = asyncio.create_task(self._destroy(handle))
             task.add_done_callback(lambda _: self._destroying.pop(handle))
         return await asyncio.shield(self._destroying[handle])
@@ -394,9 +415,11 @@ class OciBackend:
             with suppress(SandboxFault):
                 used = await sandbox.end()
             await sandbox.close()
-        if labels.get(_OWNER_ID) != self._server():
+        if labels.get(_OWNER_ID) != self._home.server:
+            self._owed.discard(handle)
             return Usage()
         await self._remove(handle)
+        self._owed.discard(handle)
         self._content.release(labels[_KEY])
         wall_s = time.time() - float(labels[_MADE])
         if (lent := self._lent.pop(handle, None)) is not None:
@@ -454,35 +477,10 @@ class OciBackend:
                     await self.destroy(handle)
             await sandbox.close()
         self._open.clear()
+        for handle in tuple(self._owed):
+            with suppress(SkillyardError, TimeoutError):
+                await self.destroy(handle)
         await self._engine.close()
-
-    # names
-
-    def _server(self) -> str:
-        """Returns the name of this data directory at the engine. Containers of others are left alone."""
-        place = self._state / "server"
-        if not place.exists():
-            self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
-            part = self._state / f".server-{secrets.token_hex(8)}"
-            part.write_text(secrets.token_hex(16), "ascii")
-            with suppress(FileExistsError):
-                os.link(part, place)
-            part.unlink()
-        return place.read_text("ascii")
-
-    def _name_of(self, key: str) -> str:
-        digest = hashlib.sha256(f"{self._server()} {key}".encode()).hexdigest()
-        return f"{_OURS}-{digest[:32]}"
-
-    def _file(self, stem: str, data: bytes, end: str = "") -> str:
-        """Returns the path of a file on this host that containers are shown, named by its content."""
-        place = self._state / f"{stem}-{hashlib.sha256(data).hexdigest()[:32]}{end}"
-        if not place.exists():
-            part = self._state / f".{stem}-{secrets.token_hex(8)}"
-            part.write_bytes(data)
-            part.chmod(0o444)
-            part.rename(place)
-        return str(place)
 
 
 def _gone(handle: str) -> SandboxGone:

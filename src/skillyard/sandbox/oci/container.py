@@ -113,11 +113,13 @@ def body(
     variables = dict.fromkeys(image.variables, "") | ours
     return {
         "Image": image.id,
-        "Entrypoint": [*AGENT, "listen", SOCKET],
+        "Entrypoint": [*AGENT, "serve", SOCKET],
         "Cmd": [],
         "Env": [f"{name}={value}" for name, value in variables.items()],
         "User": around.user,
         "WorkingDir": "/",
+        "OpenStdin": True,
+        "StdinOnce": True,  # the input ends with the channel
         "Hostname": HOSTNAME,
         "Labels": dict(labels),
         "NetworkDisabled": True,

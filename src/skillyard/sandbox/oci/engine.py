@@ -102,10 +102,11 @@ class Engine:
             return answer.json() if answer.content and "json" in answer.headers.get("content-type", "") else None
         raise EngineRefused(answer.status_code, _said(answer.content))
 
-    async def hijack(self, path: str, body: object) -> tuple[Demultiplexed, asyncio.StreamWriter]:
+    async def hijack(self, path: str, body: object = None) -> tuple[Demultiplexed, asyncio.StreamWriter]:
         """Begins a stream that takes the connection over. Raises EngineRefused, BackendAway."""
         if not self._base:
             await self.version()
+        given = b"" if body is None else json.dumps(body).encode()  # one that is not read would be input
         try:
             async with asyncio.timeout(CONNECT_S):
                 reader, writer = await asyncio.open_unix_connection(self.socket)
@@ -113,7 +114,7 @@ class Engine:
             raise BackendAway(f"the container engine at {self.socket} does not answer: {_why(error)}") from None
         try:
             async with asyncio.timeout(CALL_S):
-                early = await _upgrade(reader, writer, self._base + path, json.dumps(body).encode())
+                early = await _upgrade(reader, writer, self._base + path, given)
         except BaseException as error:
             writer.close()
             if isinstance(error, OSError | EOFError | TimeoutError):
