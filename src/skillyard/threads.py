@@ -1,12 +1,15 @@
-"""Work on a thread that nobody leaves before its end."""
+"""Work that nobody leaves before its end: on a thread, or at a server."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_PATIENCE_S = 30.0
 
 
 async def to_its_end(work: Callable[..., T], *args: object) -> T:
@@ -26,3 +29,22 @@ async def to_its_end(work: Callable[..., T], *args: object) -> T:
         working.exception()
         raise asyncio.CancelledError
     return working.result()
+
+
+async def answered(request: Coroutine[Any, Any, T]) -> T:
+    """Returns the answer to a request that makes something at a server.
+
+    A caller that is cancelled meanwhile waits for the answer, too, though not for ever: a server goes on with a request
+    whose sender went away, and only behind its answer can be found what it made.
+    """
+    asking = asyncio.ensure_future(request)
+    try:
+        return await asyncio.shield(asking)
+    except asyncio.CancelledError:
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([asking], timeout=_PATIENCE_S)
+        if not asking.done():
+            asking.cancel()
+        elif not asking.cancelled():
+            asking.exception()
+        raise

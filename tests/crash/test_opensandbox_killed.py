@@ -89,10 +89,6 @@ def test_a_command_runs_from_the_env_of_skillflaw(serve: Callable[[], Server], r
         assert int(uid) >= 1 << 20
         assert first == "---"
         assert remote.containers() == []
-
-
-def test_the_log_names_the_variables_that_are_in_force(serve: Callable[[], Server]) -> None:
-    with serve() as server:
         chosen = f"policy.isolation = 'opensandbox', since the variable {THEIRS}OPENSANDBOX_DOMAIN is set"
         until(lambda: "SKILLFLAW_MCP_SANDBOX_BASE_DIR" in server.log(), 60, "the last remark is there")
         log = server.log()
@@ -103,8 +99,10 @@ def test_the_log_names_the_variables_that_are_in_force(serve: Callable[[], Serve
 
 
 def test_doctor_answers_each_point_of_the_list(remote: OpenSandbox, tmp_path: Path) -> None:
-    status, said = _doctor(tmp_path, env_of(remote))
+    # Of all that takes a sandbox there is one look.
+    status, said = _doctor(tmp_path, env_of(remote).replace("ALLOWLIST=[]", """ALLOWLIST='["LD_PRELOAD"]'"""))
     assert status == 0, said
+    assert "runs do not get" in said
     assert f"server: http://{remote.address}:{PORT}" in said
     assert f"since the variable {THEIRS}OPENSANDBOX_DOMAIN is set" in said
     assert f"opensandbox.api_key = … by {THEIRS}OPENSANDBOX_API_KEY" in said
@@ -122,8 +120,6 @@ def test_doctor_answers_each_point_of_the_list(remote: OpenSandbox, tmp_path: Pa
     status, said = _doctor(tmp_path, env_of(remote).replace("READ_ONLY_ROOT=true", "READ_ONLY_ROOT=false"))
     assert status != 0
     assert f"{THEIRS}READ_ONLY_ROOT" in said
-    status, said = _doctor(tmp_path, env_of(remote).replace("ALLOWLIST=[]", """ALLOWLIST='["LD_PRELOAD"]'"""))
-    assert "runs do not get" in said
     assert remote.containers() == []
 
 
@@ -135,33 +131,35 @@ def _doctor(place: Path, text: str) -> tuple[int, str]:
     return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 
-def test_a_task_goes_on_in_the_next_server(serve: Callable[[], Server], remote: OpenSandbox) -> None:
+def test_tasks_go_on_in_the_next_server_and_one_that_somebody_ends_is_lost(
+    serve: Callable[[], Server], remote: OpenSandbox
+) -> None:
     with serve() as first:
         with first.client() as client:
+            ended = client.run_cmd_async(SKILL, "echo begun; sleep 1000", limits=SMALL)
+            until(partial(_said, client, ended, "begun"), 60, "the first works")
+            theirs = remote.containers()
             task = client.run_cmd_async(SKILL, "echo begun; sleep 3; echo end", limits=SMALL)
-            until(partial(_said, client, task, "begun"), 60, "it works")
+            until(partial(_said, client, task, "begun"), 60, "both work")
         before = remote.containers()
         first.kill()
     with serve() as second, second.client() as client:
         assert remote.containers() == before
-        ended = client.task_watch(task["task_id"], timeout_sec=60)
-        assert (ended["status"], ended["stdout_tail"]) == ("succeeded", "begun\nend\n"), ended
-
-
-def test_a_sandbox_that_somebody_ends_is_said_to_be_lost(serve: Callable[[], Server], remote: OpenSandbox) -> None:
-    with serve() as server, server.client() as client:
-        task = client.run_cmd_async(SKILL, "echo begun; sleep 1000", limits=SMALL)
-        until(partial(_said, client, task, "begun"), 60, "it works")
-        for name in remote.containers():
+        told = client.task_watch(task["task_id"], timeout_sec=60)
+        assert (told["status"], told["stdout_tail"]) == ("succeeded", "begun\nend\n"), told
+        for name in theirs:
             remote.docker("rm", "-f", name)
-        ended = client.task_watch(task["task_id"], timeout_sec=90)
-        assert (ended["status"], ended["reason"]) == ("failed", "lost"), ended
+        told = client.task_watch(ended["task_id"], timeout_sec=90)
+        assert (told["status"], told["reason"]) == ("failed", "lost"), told
 
 
-def test_a_task_outlives_a_remote_that_is_away(serve: Callable[[], Server], remote: OpenSandbox) -> None:
+def test_tasks_outlive_a_remote_that_is_away(serve: Callable[[], Server], remote: OpenSandbox) -> None:
+    """A server of ours goes on without it, and the next one starts without it, and waits."""
     with serve() as server, server.client() as client:
-        task = client.run_cmd_async(SKILL, "echo begun; sleep 4; echo end", limits=SMALL)
-        until(partial(_said, client, task, "begun"), 60, "it works")
+        over = client.run_cmd_async(SKILL, "echo begun; sleep 2; echo end", limits=SMALL)
+        until(partial(_said, client, over, "begun"), 60, "it works")
+        task = client.run_cmd_async(SKILL, "echo begun; sleep 6; echo end", limits=SMALL)
+        until(partial(_said, client, task, "begun"), 60, "both work")
         remote.stop()
         try:
             refused = client.run_cmd(SKILL, "true", limits=SMALL)
@@ -169,25 +167,32 @@ def test_a_task_outlives_a_remote_that_is_away(serve: Callable[[], Server], remo
             refused = {"status": "refused", "error": str(error)}
         assert refused["status"] != "succeeded"
         assert "does not answer" in str(refused), refused
-        remote.start()
-        ended = client.task_watch(task["task_id"], timeout_sec=60)
-        assert (ended["status"], ended["stdout_tail"]) == ("succeeded", "begun\nend\n"), ended
-
-
-def test_a_server_that_starts_while_the_remote_is_away_waits_for_it(
-    serve: Callable[[], Server], remote: OpenSandbox
-) -> None:
-    with serve() as server, server.client() as client:
-        task = client.run_cmd_async(SKILL, "echo begun; sleep 4; echo end", limits=SMALL)
-        until(partial(_said, client, task, "begun"), 60, "it works")
+        told = client.task_watch(over["task_id"], timeout_sec=60)
+        assert (told["status"], told["stdout_tail"]) == ("succeeded", "begun\nend\n"), told
         server.kill()
-    remote.stop()
     with serve() as server, server.client() as client:
         until(lambda: "opensandbox" in str(readiness(server)[1]["dead"]), 60, "the server says that it is away")
         remote.start()
         until(lambda: readiness(server)[0] == 200, 60, "it is back")
-        ended = client.task_watch(task["task_id"], timeout_sec=60)
-        assert (ended["status"], ended["stdout_tail"]) == ("succeeded", "begun\nend\n"), ended
+        told = client.task_watch(task["task_id"], timeout_sec=60)
+        assert (told["status"], told["stdout_tail"]) == ("succeeded", "begun\nend\n"), told
+
+
+def test_a_server_that_is_stopped_when_the_remote_is_back_leaves_nothing(
+    serve: Callable[[], Server], remote: OpenSandbox
+) -> None:
+    """A sandbox that could not be ended is ended at the stop, and so is one that is being made then."""
+    with serve() as server, server.client() as client:
+        task = client.run_cmd_async(SKILL, "echo begun; sleep 2; echo end", limits=SMALL)
+        until(partial(_said, client, task, "begun"), 60, "it works")
+        remote.stop()
+        told = client.task_watch(task["task_id"], timeout_sec=60)
+        assert (told["status"], told["stdout_tail"]) == ("succeeded", "begun\nend\n"), told
+        until(lambda: "fault" in server.log(), 60, "its sandbox could not be ended")
+        left = remote.containers()
+        assert left
+        remote.start()
+        until(lambda: set(remote.containers()) > set(left), 60, "the probe has a sandbox made")
 
 
 def _said(client: Any, task: dict[str, Any], word: str) -> bool:

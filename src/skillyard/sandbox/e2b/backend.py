@@ -44,7 +44,7 @@ from skillyard.sandbox.native.probe import look_inside
 from skillyard.sandbox.registry import Kind, Place
 from skillyard.sandbox.secret_file import secret_of
 from skillyard.sandbox.turns import Turns
-from skillyard.threads import to_its_end
+from skillyard.threads import answered, to_its_end
 
 if TYPE_CHECKING:
     from e2b import AsyncSandbox
@@ -102,6 +102,8 @@ class E2bBackend:
         self._provider = Provider(settings, find)
         self._open: dict[str, E2bSandbox] = {}
         self._destroying: dict[str, asyncio.Task[Usage]] = {}
+        self._owed: set[str] = set()
+        """Machines whose end was asked for and is not confirmed, as while the provider is away."""
         self._creating = Turns()
         self._probing = asyncio.Lock()
         self._look_again_at = 0.0
@@ -201,7 +203,7 @@ class E2bBackend:
         }
         ttl_s = span(spec.limits.timeout_ms, self._settings.max_ttl_s)
         try:
-            machine = await self._created(template, metadata, ttl_s)
+            machine = await answered(self._created(template, metadata, ttl_s))
             began = time.time()
             channel = await self._set_up(machine, spec, template, self._key_of(nonce))
             return await self._attached(machine, metadata, ttl_s, began, channel)
@@ -341,6 +343,7 @@ class E2bBackend:
 
     async def destroy(self, handle: str) -> Usage:
         if handle not in self._destroying:
+            self._owed.add(handle)
             task = self._destroying[handle] = asyncio.create_task(self._destroy(handle))
             task.add_done_callback(lambda _: self._destroying.pop(handle))
         return await asyncio.shield(self._destroying[handle])
@@ -355,10 +358,12 @@ class E2bBackend:
         else:
             found = await self._provider.find(handle) if _HANDLE.fullmatch(handle) else None
             if found is None or not self._is_ours(found):
+                self._owed.discard(handle)
                 return Usage()
             began = found.started
         async with asyncio.timeout(_BOUND_S):
             await self._provider.kill(handle)  # its answer says that the machine is gone
+        self._owed.discard(handle)
         return Usage(used.cpu_ms, used.peak_memory_bytes, max(0.0, time.time() - began) * 1000)
 
     async def _remove(self, key: str, nonce: str) -> None:
@@ -394,6 +399,9 @@ class E2bBackend:
                     await self.destroy(handle)
             await sandbox.close()
         self._open.clear()
+        for handle in tuple(self._owed):
+            with suppress(SkillyardError, TimeoutError):
+                await self.destroy(handle)
 
     # names
 

@@ -49,7 +49,7 @@ from skillyard.sandbox.opensandbox.server import Order, Remote, Server, packed, 
 from skillyard.sandbox.registry import Kind, Place
 from skillyard.sandbox.secret_file import secret_of
 from skillyard.sandbox.turns import Turns
-from skillyard.threads import to_its_end
+from skillyard.threads import answered, to_its_end
 
 _SERVER, _KEY, _KEY_DIGEST = "skillyard.server", "skillyard.key", "skillyard.key-digest"
 _OWNER, _NONCE, _TIMEOUT, _ENFORCED = "skillyard.owner", "skillyard.nonce", "skillyard.timeout", "skillyard.enforced"
@@ -82,6 +82,8 @@ class OpenSandboxBackend:
         self._open: dict[str, E2bSandbox] = {}
         self._doors: dict[str, Door] = {}
         self._destroying: dict[str, asyncio.Task[Usage]] = {}
+        self._owed: set[str] = set()
+        """Sandboxes whose end was asked for and is not confirmed, as while the server is away."""
         self._creating = Turns()
         self._probing = asyncio.Lock()
         self._probe: Probe | None = None
@@ -102,14 +104,16 @@ class OpenSandboxBackend:
                 found = await self._look(self._settings.image)
                 if not found.ready:
                     return found
-                self._probe = replace(found, facts={**found.facts, **await self._languages()})
+                self._probe = replace(found, facts={**found.facts, **await self._languages(found)})
             return self._probe
 
-    async def _languages(self) -> dict[str, str]:
+    async def _languages(self, usual: Probe) -> dict[str, str]:
         """Returns what the image of each language is good for, as a sandbox of it shows."""
+        others = tuple({*self._settings.images.values()} - {self._settings.image})
+        looks = dict(zip(others, await asyncio.gather(*map(self._look, others)), strict=True))
         told: dict[str, str] = {}
         for language, name in sorted(self._settings.images.items()):
-            found = await self._look(name)
+            found = looks.get(name, usual)
             has = found.facts.get("languages", "").split(", ")
             why = "" if language in has else f" lacks the interpreter of {language}"
             if not found.ready:
@@ -221,7 +225,7 @@ class OpenSandboxBackend:
             ttl_s=span(limits.timeout_ms, self._settings.max_ttl_s),
         )
         try:
-            handle = await self._server.create(wanted)
+            handle = await answered(self._server.create(wanted))
             if not _HANDLE.fullmatch(handle):
                 raise SandboxFault(f"the server names a sandbox {shown(handle)}, which cannot be")
             await self._set_up(handle, spec, image, nonce)
@@ -310,6 +314,7 @@ class OpenSandboxBackend:
 
     async def destroy(self, handle: str) -> Usage:
         if handle not in self._destroying:
+            self._owed.add(handle)
             task = self._destroying[handle] = asyncio.create_task(self._destroy(handle))
             task.add_done_callback(lambda _: self._destroying.pop(handle))
         return await asyncio.shield(self._destroying[handle])
@@ -322,8 +327,10 @@ class OpenSandboxBackend:
             await sandbox.close()
         found = await self._server.find(handle) if _HANDLE.fullmatch(handle) else None
         if found is None or not self._is_ours(found):
+            self._owed.discard(handle)
             return Usage()
         await self._killed(found.id)
+        self._owed.discard(handle)
         wall_ms = max(0.0, time.time() - found.started) * 1000
         return Usage(used.cpu_ms, used.peak_memory_bytes, wall_ms)
 
@@ -366,6 +373,9 @@ class OpenSandboxBackend:
                     await self.destroy(handle)
             await sandbox.close()
         self._open.clear()
+        for handle in tuple(self._owed):
+            with suppress(SkillyardError, TimeoutError):
+                await self.destroy(handle)
         for known in self._doors.values():
             await known.close()
         self._doors.clear()
