@@ -78,7 +78,7 @@ class Exchange:
 
 
 class Channel:
-    """One channel: the descriptor that is read from, and the one that is written to, which may be the same.
+    """Frames over the descriptor that is read from and that which is written to.
 
     ``begin`` makes the exchange of an operation, or raises Refused.
     """

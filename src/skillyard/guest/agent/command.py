@@ -90,7 +90,7 @@ def _stand(where: str, bundle: str) -> int:
 
 
 def _own_channel() -> tuple[int, int]:
-    """Returns standard input and output as other descriptors, so that programs have nothing in their places."""
+    """Returns standard input and output as other descriptors. Programs find nothing in their places."""
     ends = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3), fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3)
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in range(2):

@@ -1,4 +1,4 @@
-"""The part of a data directory that this backend has: its name at engines, and files that containers are shown."""
+"""The name of a data directory at engines, and files that containers are shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OURS = "skillyard"
 
 
 class Home:
-    """The directory ``state``."""
+    """The directory ``state`` of the backend."""
 
     def __init__(self, state: Path) -> None:
         self._state = state
