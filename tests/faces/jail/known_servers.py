@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skillyard.faces.cli.jail.packages import npm_registry
+from skillyard.faces.cli.jail.builds import Npm
 
 PLACE = Path("/usr/local/lib/skillyard-ci/mcp-servers")
 PYPI = ("pypi.org", "files.pythonhosted.org")
@@ -120,7 +120,7 @@ def fill(value: Any, **words: object) -> Any:
 
 def _addresses() -> dict[str, list[str]]:
     """Returns the addresses of registries whose names lead to places that the gate keeps closed, as on mirrors."""
-    hosts = (*PYPI, npm_registry().split("/")[2].partition(":")[0])
+    hosts = (*PYPI, Npm.find().registry.split("/")[2].partition(":")[0])
     found = {host: sorted({str(info[4][0]) for info in socket.getaddrinfo(host, 443)}) for host in hosts}
     closed = {
         host: told for host, told in found.items() if not all(ipaddress.ip_address(one).is_global for one in told)

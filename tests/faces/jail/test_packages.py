@@ -8,6 +8,7 @@ import io
 import json
 import os
 import shutil
+import ssl
 import stat
 import tarfile
 import threading
@@ -76,7 +77,13 @@ fs.writeFileSync(__dirname + "/built.json", JSON.stringify({ token: npmrc.includ
 
 
 @contextmanager
-def registry(npmrc: Path, program: str = _PROGRAM) -> Iterator[str]:
+def registry(
+    npmrc: Path,
+    program: str = _PROGRAM,
+    install: str = _INSTALL,
+    tls: ssl.SSLContext | None = None,
+    login: str = "",
+) -> Iterator[str]:
     """A registry on the loopback with one package, whose install script looks for the operator's token."""
     manifest = {
         "name": "jailed-tool",
@@ -84,7 +91,7 @@ def registry(npmrc: Path, program: str = _PROGRAM) -> Iterator[str]:
         "bin": {"jailed-tool": "main.js"},
         "scripts": {"install": f"node install.js {npmrc}"},
     }
-    files = {"package.json": json.dumps(manifest), "main.js": program, "install.js": _INSTALL}
+    files = {"package.json": json.dumps(manifest), "main.js": program, "install.js": install}
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for name, text in files.items():
@@ -95,7 +102,11 @@ def registry(npmrc: Path, program: str = _PROGRAM) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            here = f"http://127.0.0.1:{server.server_port}"
+            if login and self.headers.get("Authorization") != login:
+                self.send_response(401)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
             digest = base64.b64encode(hashlib.sha512(raw).digest()).decode()
             dist = {"tarball": f"{here}/jailed-tool/-/jailed-tool-1.2.0.tgz", "integrity": f"sha512-{digest}"}
             versions = {"1.2.0": {**manifest, "hasInstallScript": True, "dist": dist}}
@@ -110,10 +121,14 @@ def registry(npmrc: Path, program: str = _PROGRAM) -> Iterator[str]:
             """Says nothing."""
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
+    here = f"http://127.0.0.1:{server.server_port}"
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        here = f"https://index.test:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/"
+        yield f"{here}/"
     finally:
         server.shutdown()
         thread.join()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from skillyard.domain.network.rule import Rule
+from skillyard.domain.network.session import GateSecret
 from skillyard.domain.sandbox.content import JailDirectory
 from skillyard.domain.sandbox.spec import Mount, Stream
 from skillyard.domain.work.limits import Limits
@@ -18,7 +19,8 @@ from skillyard.engine.secrets.service import GivenSecret
 class JailOrder:
     """A program with its grants. It has nothing else of the host.
 
-    ``env`` are variables, ``rules`` the hosts that it may reach, ``mounts`` content of stores.
+    ``env`` are variables, ``rules`` the hosts that it may reach, ``mounts`` content of stores. ``gated`` are secrets
+    whose placeholders it has already, in its arguments or variables.
     """
 
     args: tuple[str, ...]
@@ -28,6 +30,7 @@ class JailOrder:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     rules: tuple[Rule, ...] = ()
     secrets: tuple[GivenSecret, ...] = ()
+    gated: tuple[GateSecret, ...] = ()
     cwd: str = "/workspace"
     labels: Mapping[str, str] = field(default_factory=dict)
 

@@ -103,7 +103,7 @@ class JailService:
 
     def _given(self, order: JailOrder) -> tuple[dict[str, str], NetworkGrant | None]:
         """Returns the variables with the secrets, and the network. Raises InvalidInput for a secret without a host."""
-        env, gated = dict(order.env), []
+        env, gated = dict(order.env), list(order.gated)
         for secret in order.secrets:
             env[secret.name] = secret.value
             if secret.delivery is Delivery.GATE:
@@ -114,7 +114,8 @@ class JailService:
         if not order.rules or self._around.gate is None:
             return env, None
         policy = Policy((Layer(OPERATOR, order.rules),), self._around.network.hosts, self._around.network.nat64)
-        hidden = of_hosts(secret.value for secret in order.secrets) if order.secrets else NOTHING
+        values = [*(secret.value for secret in order.secrets), *(secret.value for secret in order.gated)]
+        hidden = of_hosts(values) if values else NOTHING
         return env, NetworkGrant(
             self._around.gate, EgressPlan(policy, self._around.network.limits.egress, tuple(gated)), hidden
         )

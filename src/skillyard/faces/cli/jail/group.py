@@ -204,9 +204,9 @@ def remove(name: str, data_dir: Path | None) -> None:
 
 def _tell_added(added: Added) -> None:
     """Shows what was fetched, and what the package asked for meanwhile."""
-    one, network = added.installed, added.record.network or {}
+    one = added.installed
     click.echo(f"added {one.name}: {one.package.requirement}, sha256 {one.digest}")
-    for connection in network.get("connections", ()):
+    for connection in added.connections:
         said = "reached" if connection["allowed"] else "was refused"
         click.echo(f"  its build {said} {calm(connection['host'])}:{connection['port']}")
     for name in one.scripts:

@@ -249,7 +249,8 @@ class _Wrapping:
 
     def _fetched(self, draft: _Draft) -> bool:
         """Fetches the package of a server that has one. Returns whether it can be started."""
-        from skillyard.faces.cli.jail.packages import PackageFailed, store_of
+        from skillyard.faces.cli.jail.builds import PackageFailed
+        from skillyard.faces.cli.jail.packages import store_of
 
         package = draft.proposal.package
         if package is None:
