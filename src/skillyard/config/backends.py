@@ -167,6 +167,13 @@ class MicrovmSettings(Section):
         description="Accelerator: `auto` takes KVM where a probe guest answers with it in ten seconds, else `tcg`, "
         "QEMU's own emulation; `kvm` makes no machine where none answers.",
     )
+    ready: int = Field(
+        default=1,
+        ge=0,
+        le=256,
+        description="Machines that are restored ahead for each of the four shapes used last (limits, skills and "
+        "packages), of about 200 MiB each; 0 makes none. Runs with blobs, tasks and sessions get theirs on demand.",
+    )
     uid_base: int = Field(
         default=1_890_000_000,
         ge=65_536,

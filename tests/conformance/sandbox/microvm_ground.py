@@ -11,21 +11,21 @@ import pytest
 from skillyard.config.backends import MicrovmSettings
 from skillyard.sandbox.microvm.build import BuildFailed, build_image
 
-SETTINGS = MicrovmSettings(accel="tcg")
-"""Emulation, so that the tests are the same on every host. `auto` has a test of its own."""
+SETTINGS = MicrovmSettings(accel="tcg", ready=0)
+"""Emulation, so that the tests are the same on every host. `auto` and `ready` have tests of their own."""
 IMAGE = Path("/usr/local/lib/skillyard-ci/microvm-image")
 """The one that .ci/setup makes."""
 _TOOLS = ("qemu-system-x86_64", "apt-get", "dpkg-deb", "mksquashfs", "unshare", "setpriv")
 
 
-def image(factory: pytest.TempPathFactory) -> Path:
-    """Returns the directory of the image. Skips, with the reason, where none can be made."""
+def image(scratch: Path) -> Path:
+    """Returns the directory of the image, made below ``scratch``. Skips, with the reason, where none can be made."""
     if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
         pytest.skip(f"machines need {', '.join(missing)} (.ci/setup installs them)")
     if os.uname().machine != "x86_64":
         pytest.skip("images of machines are made for x86_64 only")
     pytest.importorskip("qemu.qmp", reason="QMP's client is not installed: pip install 'skillyard[microvm]'")
-    place = IMAGE if IMAGE.exists() else factory.getbasetemp() / "microvm-image"
+    place = IMAGE if IMAGE.exists() else scratch / "microvm-image"
     if not place.exists():
         try:
             build_image(place, None, (), lambda _: None)

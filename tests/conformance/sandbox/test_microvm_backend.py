@@ -44,7 +44,7 @@ def _promises() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
-    image = microvm_ground.image(tmp_path_factory)
+    image = microvm_ground.image(tmp_path_factory.getbasetemp())
     base, other = tmp_path_factory.mktemp("microvm"), tmp_path_factory.mktemp("other")
     (other / "snapshots").symlink_to(base / "snapshots")  # one is enough
     gate = TwinGate()

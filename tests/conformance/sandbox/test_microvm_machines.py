@@ -20,16 +20,20 @@ from skillyard.domain.sandbox.spec import Argv, Owner, SandboxSpec, Stream
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Outcome
 from skillyard.ports.sandbox import Process, Sandbox
+from skillyard.sandbox.bounds import Bounds
+from skillyard.sandbox.microvm import accel as accelerators
 from skillyard.sandbox.microvm import machine
 from skillyard.sandbox.microvm.backend import MicrovmBackend
 from skillyard.sandbox.microvm.build import build_image
 from skillyard.sandbox.microvm.image import open_image
 from skillyard.sandbox.microvm.probe import WITHOUT
+from skillyard.sandbox.native.groups.groups import Group
 from tests.conformance.sandbox import microvm_ground
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[3]
 BOUND_S = 120.0
+MEMORY = ("memory.limit_in_bytes", "memory.max")
 LIMITS = Limits(memory_mb=64, disk_mb=32, pids=32, timeout_ms=120_000)
 WAITS = "import sys; print('begun', flush=True); print(sys.stdin.readline(), end='')"
 TELLS = """
@@ -42,25 +46,26 @@ SERVER = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from skillyard.domain.sandbox.spec import Owner
-from tests.conformance.sandbox.test_microvm_machines import begun, opened
+from tests.conformance.sandbox.test_microvm_machines import begun, opened, stands
 
 async def main(base: Path, image: Path) -> None:
-    backend = opened(base, image)
+    backend = opened(base, image, ready=1)
     for owner in Owner:
         await begun(backend, owner)
+    await stands(backend, 1)
     os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
 """
 
 
-def opened(base: Path, image: Path) -> MicrovmBackend:
-    return MicrovmBackend(base, microvm_ground.SETTINGS, image, LIMITS)
+def opened(base: Path, image: Path, ready: int = 0) -> MicrovmBackend:
+    return MicrovmBackend(base, microvm_ground.SETTINGS.model_copy(update={"ready": ready}), image, LIMITS)
 
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return microvm_ground.image(tmp_path_factory)
+    return microvm_ground.image(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +81,31 @@ async def backend(base: Path, image: Path) -> AsyncIterator[MicrovmBackend]:
     for held in await backend.survey():
         await backend.destroy(held.handle)
     await backend.close()
-    assert [*(base / "machines").iterdir()] == []
+    assert standing(base) == ([], [], [])
+
+
+def standing(base: Path) -> tuple[list[str], list[int], list[str]]:
+    """The directories, with their sockets, of all machines; their processes on this host; their control groups."""
+    directories = [place.name for place in (base / "machines").glob("*")]
+    processes = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is_machine(pid, base)]
+    groups = Path("/sys/fs/cgroup").glob(f"**/{Bounds('microvm', base)._name}/vm-*")
+    return directories, processes, [str(path) for path in groups]
+
+
+def _is_machine(pid: int, base: Path) -> bool:
+    """Whether it is a QEMU that reads a snapshot below ``base``."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        opened = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return False
+    return b"-nodefaults" in words and any(path.startswith(f"{base}/") for path in opened)
+
+
+async def stands(backend: MicrovmBackend, ready: int) -> None:
+    async with asyncio.timeout(2 * BOUND_S):
+        while (await backend.stats())["ready"] != ready:
+            await asyncio.sleep(0.05)
 
 
 def spec(owner: Owner = Owner.RUN) -> SandboxSpec:
@@ -109,12 +138,16 @@ async def test_a_killed_server_loses_no_task_and_leaves_no_run(
     async with asyncio.timeout(2 * BOUND_S):
         assert await killed.wait() == -signal.SIGKILL
     ended = time.monotonic()
+    machines = {place.name: state_of(base, place.name) for place in (base / "machines").iterdir()}
+    [ahead] = [handle for handle, state in machines.items() if state["ready"]]
     held = {one.key: one for one in await backend.survey()}
     assert {key: one.owner for key, one in held.items()} == {owner.value: owner for owner in Owner}
-    run = state_of(base, held["run"].handle)
-    while machine.began(run["pid"]) == run["began"]:
-        assert time.monotonic() < ended + 10.0, "the machine of a run outlived its server"
-        await asyncio.sleep(0.05)
+    for handle in (held["run"].handle, ahead):
+        while machine.began(machines[handle]["pid"]) == machines[handle]["began"]:
+            assert time.monotonic() < ended + 10.0, "a machine of a run outlived its server"
+            await asyncio.sleep(0.05)
+    await backend.survey()
+    assert not (base / "machines" / ahead).exists()
     with pytest.raises(SandboxGone):
         await backend.attach(held["run"].handle)
     process = await (await backend.attach(held["task"].handle)).process("one")
@@ -131,7 +164,35 @@ async def test_a_machine_that_is_killed_is_lost(backend: MicrovmBackend, base: P
         assert (await process.wait()).outcome is Outcome.LOST
     await backend.destroy(handle)
     assert await backend.survey() == []
-    assert [*machine.processes_of(handle)] == []
+    assert standing(base) == ([], [], [])
+
+
+@pytest.mark.long
+async def test_a_machine_that_was_restored_ahead_is_lent_once(base: Path, image: Path) -> None:
+    backend = opened(base, image, ready=1)
+    try:
+        await backend.prepare(spec())
+        await stands(backend, 1)
+        [ready] = standing(base)[0]
+        assert await backend.survey() == []
+        with pytest.raises(SandboxGone):
+            await backend.attach(ready)
+        first = await backend.create(spec(), "one")
+        assert first.handle == ready
+        assert await backend.create(spec(), "one") is first
+        assert [(held.handle, held.key) for held in await backend.survey()] == [(ready, "one")]
+        await stands(backend, 1)
+        [other] = {*standing(base)[0]} - {ready}
+        os.kill(state_of(base, other)["pid"], signal.SIGKILL)
+        async with asyncio.timeout(BOUND_S):
+            while not backend._pool._ready[next(iter(backend._pool._ready))][0].cut_off:
+                await asyncio.sleep(0.05)
+        second = await backend.create(spec(), "two")
+        assert second.handle not in (ready, other)
+        assert (await told(first))["random"] != (await told(second))["random"]
+    finally:
+        await backend.close()
+    assert standing(base) == ([], [], [])
 
 
 async def test_qemu_has_no_privilege_no_network_and_a_user_of_its_own(backend: MicrovmBackend, base: Path) -> None:
@@ -150,6 +211,13 @@ async def test_qemu_has_no_privilege_no_network_and_a_user_of_its_own(backend: M
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         assert not any(word in (b"-netdev", b"-nic", b"-net", b"-mon", b"-monitor", b"-fsdev") for word in words)
         assert words[words.index(b"-sandbox") + 1].decode() == machine.SANDBOX
+        if account := state_of(base, sandbox.handle)["group"]:
+            group = Group(account["version"], account["directories"])
+            assert all(pid in members for members in group.members())
+            limits = [Path(path, name) for path in account["directories"].values() for name in MEMORY]
+            [limit] = [int(path.read_text()) for path in limits if path.exists()]
+            machine_mb = int(words[words.index(b"-m") + 1].removesuffix(b"M"))
+            assert 0 < limit - (machine_mb << 20) <= 512 << 20
         if os.geteuid() == 0:
             assert {*status["Uid"].split(), *status["Gid"].split()} == {status["Uid"].split()[0]}
             assert int(status["CapBnd"], 16) == 0
@@ -208,14 +276,48 @@ def test_an_image_is_built_of_a_given_root(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-async def test_kvm_counts_when_a_guest_answered(base: Path, image: Path, tmp_path: Path) -> None:
+async def test_kvm_counts_when_a_guest_answered(image: Path, tmp_path: Path) -> None:
+    """On a host whose /dev/kvm boots no ordinary kernel a guest hangs: its machine is ended, and the reason kept."""
     settings = microvm_ground.SETTINGS.model_copy(update={"accel": "auto"})
     backend = MicrovmBackend(tmp_path, settings, image, LIMITS)
     probe = await backend.probe()
     await backend.close()
     assert probe.ready, probe.facts
+    accel, why = probe.facts["accel"], probe.facts["accel_why"]
+    assert standing(tmp_path) == ([], [], [])
+    assert [*tmp_path.glob(".probe-*")] == []
+    if not Path("/dev/kvm").exists():
+        assert (accel, why) == ("tcg", "there is no /dev/kvm")
+    elif accel == "tcg":
+        assert why.startswith(("no guest answered in 10 s with KVM", "the machine does not boot"))
+    else:
+        assert why == "a guest booted with KVM"
+    kept = tmp_path / "kvm.json"
+    if kept.exists() and accel == "tcg":
+        kept.write_text(json.dumps(json.loads(kept.read_text()) | {"why": "kept for this boot of the host"}))
+        why = "kept for this boot of the host"
     ordered = MicrovmBackend(tmp_path, settings.model_copy(update={"accel": "kvm"}), image, LIMITS)
     kvm = await ordered.probe()
     await ordered.close()
-    assert kvm.ready == (probe.facts["accel"] == "kvm")
-    assert kvm.ready or "cannot be used" in kvm.facts["why"]
+    assert kvm.ready == (accel == "kvm")
+    assert kvm.ready or f"it cannot be used: {why}" in kvm.facts["why"]
+
+
+@pytest.mark.skipif(not Path("/dev/kvm").exists(), reason="there is no /dev/kvm")
+async def test_a_guest_that_hangs_with_kvm_is_ended_in_time(
+    image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The short form: a QEMU that starts and never answers."""
+    monkeypatch.setattr(accelerators, "ANSWERS_S", 1.0)
+    qemu = tmp_path / "qemu"
+    script = f'[ "$1" = --version ] && echo hangs && exit\necho $$ >{tmp_path}/pid\nexec sleep 300'
+    qemu.write_text(f"#!/bin/sh\n{script}\n")
+    qemu.chmod(0o755)
+    found = open_image(image)
+    settings = microvm_ground.SETTINGS.model_copy(update={"accel": "auto", "qemu": str(qemu)})
+    accel = await accelerators.Accelerator(tmp_path, settings).found(found, None)
+    found.close()
+    assert (accel.name, accel.version) == ("tcg", "hangs")
+    assert accel.why.startswith("no guest answered")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kvm.json", "pid", "qemu"]
+    assert machine.began(int((tmp_path / "pid").read_text())) == ""

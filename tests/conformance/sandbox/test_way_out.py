@@ -23,7 +23,7 @@ from skillyard.sandbox.srt import stage
 from tests.bundles import action
 from tests.conformance.gate.programs.package_index import WHEEL, wheel
 from tests.conformance.gate.programs.world import World
-from tests.conformance.sandbox import e2b_ground, oci_ground, opensandbox_ground, srt_ground
+from tests.conformance.sandbox import e2b_ground, microvm_ground, oci_ground, opensandbox_ground, srt_ground
 from tests.hosts.e2b_server import API_KEY
 
 pytestmark = pytest.mark.timeout(600)
@@ -146,8 +146,14 @@ def _srt(_: Path) -> Iterator[dict[str, Any]]:
     yield {"srt": srt_ground.settings().model_dump(exclude_unset=True)}
 
 
+@contextmanager
+def _microvm(scratch: Path) -> Iterator[dict[str, Any]]:
+    yield {"microvm": microvm_ground.SETTINGS.model_dump() | {"image": str(microvm_ground.image(scratch))}}
+
+
 GROUNDS: Mapping[str, Callable[[Path], AbstractContextManager[dict[str, Any]]]] = {
     "native": _native, "oci": _oci, "opensandbox": _opensandbox, "e2b": _e2b, "srt": _srt,
+    "microvm": _microvm,
 }  # fmt: skip
 """The settings of each backend with a way out, around its engine or server."""
 
@@ -187,7 +193,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     world.close()
 
 
-@pytest.fixture(scope="module", params=list(GROUNDS))
+LONG = {
+    "microvm": "minutes of emulation; the check egress-proxy_clients_find_the_gate_and_nobody_elses is its short form"
+}
+"""Backends that have this in the soak alone, with the reason."""
+
+
+def _grounds() -> Iterator[Any]:
+    for name in GROUNDS:
+        yield pytest.param(name, marks=pytest.mark.long(reason=LONG[name]) if name in LONG else ())
+
+
+@pytest.fixture(scope="module", params=[*_grounds()])
 def place(request: pytest.FixtureRequest, world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     home = tmp_path_factory.mktemp(request.param)
     home.chmod(0o755)

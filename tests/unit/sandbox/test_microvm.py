@@ -23,6 +23,7 @@ from skillyard.sandbox.microvm import first, image, machine
 from skillyard.sandbox.microvm.build import archive, build_image, depends
 from skillyard.sandbox.microvm.channel import Port, opener
 from skillyard.sandbox.microvm.inside import BANNER
+from skillyard.sandbox.microvm.snapshot import Snapshots
 
 pytestmark = pytest.mark.anyio
 
@@ -220,6 +221,24 @@ def test_the_initial_file_system_is_an_archive_that_others_read(tmp_path: Path) 
     assert done.returncode == 0
     assert (tmp_path / "bin/x").read_bytes() == b"12345"
     assert (tmp_path / "bin/x").stat().st_mode & 0o777 == 0o755
+
+
+async def test_a_missing_client_of_the_monitor_names_the_mend(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skillyard.sandbox.microvm.snapshot.find_spec", lambda _: None)
+    found = image.open_image(built)
+    with pytest.raises(SandboxFault, match=r"pip install 'skillyard\[microvm\]'"):
+        await Snapshots(tmp_path / "snapshots").of(found, machine.Shape("qemu", "7", "tcg", 256, 1), None)
+    found.close()
+    assert [path.name for path in (tmp_path / "snapshots").iterdir()] == ["lock"]
+
+
+def test_the_room_of_qemu_is_its_machine_and_what_it_needs_itself() -> None:
+    for accel, own_mb in (("tcg", 384), ("kvm", 256)):
+        room = machine.Shape("qemu", "7", accel, 1280, 2).room()
+        assert room.memory_bytes == (1280 + own_mb) << 20
+        assert (room.pids, room.cpus) == (98, 2.5)
 
 
 # what machines say

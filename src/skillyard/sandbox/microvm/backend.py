@@ -29,6 +29,7 @@ from skillyard.domain.work.record import Usage
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.agent_channel import ChannelLost
 from skillyard.sandbox.agent_client import AgentSandbox, Reach, plugged
+from skillyard.sandbox.bounds import Bounds, join_files, removed
 from skillyard.sandbox.content import ContentCache
 from skillyard.sandbox.e2b import order as orders
 from skillyard.sandbox.microvm import machine
@@ -39,8 +40,10 @@ from skillyard.sandbox.microvm.image import Image, open_image
 from skillyard.sandbox.microvm.machine import Shape
 from skillyard.sandbox.microvm.probe import LOOK, NAME, WITHOUT, absent, judge
 from skillyard.sandbox.microvm.snapshot import Snapshots, last_words
+from skillyard.sandbox.native.groups.groups import Group
 from skillyard.sandbox.native.probe import look_inside
 from skillyard.sandbox.oci import container
+from skillyard.sandbox.oci.pool import Pool, shape_of
 from skillyard.sandbox.registry import Kind, Place
 from skillyard.sandbox.turns import Turns
 from skillyard.threads import to_its_end
@@ -52,6 +55,7 @@ KERNEL_MB = 160
 _STEP_MB, _LARGE_MB, _LARGE_STEP_MB = 128, 2048, 512
 USUAL = "microvm"
 """The image of machines in a data directory."""
+_CONTROLLERS = {"memory": "memory", "pids": "pids", "cpus": "cpu"}
 _HANDLE = re.compile(r"vm-[0-9a-f]{16}")
 _STATE = "state.json"
 _MADE_S = 300.0
@@ -76,7 +80,9 @@ class MicrovmBackend:
         self._directory = Path(settings.image) if settings.image else usual
         self._limits = limits
         self._machines = state / "machines"
+        self._bounds = Bounds(NAME, state)
         self._open: dict[str, AgentSandbox] = {}
+        self._pool = Pool(settings.ready, self._made_ahead, self._drop)
         self._destroying: dict[str, asyncio.Task[Usage]] = {}
         self._creating = Turns()
         self._probing = asyncio.Lock()
@@ -118,13 +124,24 @@ class MicrovmBackend:
             try:
                 seen = await look_inside(sandbox, LOOK, bound_ms=_LOOK_MS)
                 egress = await sandbox.way_out.look(sandbox, Level.SUPERVISED)
+                around = await to_its_end(self._around, sandbox.handle)
             finally:
                 await self.destroy(sandbox.handle)
-            return judge(seen, self._machine, self._limits, orders.SPARE, facts, egress)
+            facts["qemu_group"] = ", ".join(around) or self._bounds.lacking("memory")
+            return judge(seen, self._machine, self._limits, orders.SPARE, facts, egress, around)
         except SkillyardError as error:
             return absent(error.message, facts)
         except (LookupError, TypeError, ValueError) as error:
             return absent(f"a test machine tells nothing that we understand: {error}"[:300], facts)
+
+    def _around(self, handle: str) -> list[str]:
+        """Returns the limits of a control group round the QEMU of a machine. Raises SandboxFault."""
+        state = self._state_of(handle) or {}
+        if not (account := state.get("group")):
+            return []
+        if not all(state["pid"] in members for members in Group(account["version"], account["directories"]).members()):
+            raise SandboxFault("QEMU is not in the control group that was made for it")
+        return [limit for limit, controller in _CONTROLLERS.items() if not self._bounds.lacking(controller)]
 
     # the life of a sandbox
 
@@ -138,15 +155,46 @@ class MicrovmBackend:
             probe.demand("egress")
         self._fit(spec)
         async with self._creating.of(key):
-            try:
-                if (handle := self._found(key)) is not None:
-                    sandbox = await self.attach(handle)
-                else:
-                    async with self._content.placed(spec, key) as placed:
-                        sandbox = await self._make(placed, key, probe.enforced())
-                return await plugged(sandbox, spec.egress, self.destroy)
-            finally:
-                self._content.release(key)  # it was uploaded
+            with self._pool.busy():
+                sandbox = await self._created(spec, key, probe)
+                self._pool.aged(sandbox.handle)
+                self._pool.lent(sandbox.handle)
+            return await plugged(sandbox, spec.egress, self.destroy)
+
+    async def _created(self, spec: SandboxSpec, key: str, probe: Probe) -> AgentSandbox:
+        """Returns the sandbox of ``key``: its own, one that was made ahead, or a new one."""
+        if (handle := self._found(key)) is not None:
+            return await self.attach(handle)
+        assert self._image is not None
+        if (shape := shape_of(spec, self._image.digest)) is not None:
+            ready = self._pool.take(shape)
+            self._pool.want(shape, spec)
+            if ready is not None:
+                state = self._state_of(ready.handle) or {}
+                lent = {"key": key, "made": time.time(), "timeout_ms": spec.limits.timeout_ms, "ready": False}
+                _write_state(self._machines / ready.handle, state | lent)
+                ready.timeout_ms = spec.limits.timeout_ms
+                return self._open.setdefault(ready.handle, ready)
+        try:
+            async with self._content.placed(spec, key) as placed:
+                return await self._make(placed, key, probe.enforced())
+        finally:
+            self._content.release(key)  # it was uploaded
+
+    async def _made_ahead(self, spec: SandboxSpec, _: str) -> AgentSandbox:
+        """Makes a machine for the pool. Raises SkillyardError."""
+        key, probe = f"ready-{secrets.token_hex(16)}", await self.probe()
+        try:
+            async with self._content.placed(spec, key) as placed:
+                sandbox = await self._make(placed, key, probe.enforced(), ahead=True)
+        finally:
+            self._content.release(key)
+        del self._open[sandbox.handle]  # nobody is lent it yet
+        return sandbox
+
+    async def _drop(self, sandbox: AgentSandbox) -> None:
+        await sandbox.close()
+        await self.destroy(sandbox.handle)
 
     def _fit(self, spec: SandboxSpec) -> None:
         """Raises InvalidInput for packages of another Python than the image's."""
@@ -159,13 +207,16 @@ class MicrovmBackend:
     def _found(self, key: str) -> str | None:
         """Returns the handle of the machine of ``key`` that lives."""
         for handle, state in self._states().items():
-            if state["key"] == key and _lives(state):
+            if state["key"] == key and not state.get("ready") and _lives(state):
                 return handle
         return None
 
-    async def _make(self, spec: SandboxSpec, key: str, enforced: Mapping[str, str]) -> AgentSandbox:
+    async def _make(
+        self, spec: SandboxSpec, key: str, enforced: Mapping[str, str], *, ahead: bool = False
+    ) -> AgentSandbox:
         handle = f"vm-{secrets.token_hex(8)}"
         place = self._machines / handle
+        group = await to_its_end(self._bounds.of, handle)
         uid = self._uid()
         state: dict[str, Any] = {
             "key": key,
@@ -176,6 +227,8 @@ class MicrovmBackend:
             "secret": secrets.token_hex(32),
             "uid": uid,
             "image": f"sha256:{self._image.digest}" if self._image else "",
+            "group": group,
+            "ready": ahead,
         }
         try:
             place.mkdir(mode=0o700, parents=True)
@@ -187,8 +240,12 @@ class MicrovmBackend:
                 shape = await self._shape(spec.limits, size)
                 assert self._image is not None
                 snapshot = await self._snapshots.of(self._image, shape, uid)
-                dies = spec.owner is Owner.RUN
-                pid = machine.launch(place, shape, self._image, uid, handle, dies=dies, restored=snapshot)
+                if state["group"]:
+                    self._bounds.make(handle, shape.room())
+                dies, groups = spec.owner is Owner.RUN, join_files(state["group"])
+                pid = machine.launch(
+                    place, shape, self._image, uid, handle, dies=dies, restored=snapshot, groups=groups
+                )
                 state |= {"pid": pid, "began": machine.began(pid)}
                 _write_state(place, state)
                 self._machine = await _ordered(place, _order(spec, state["secret"], shape, size), content)
@@ -213,7 +270,7 @@ class MicrovmBackend:
         if (sandbox := self._open.get(handle)) is not None:
             return sandbox
         state = self._state_of(handle)
-        if state is None or not _lives(state):
+        if state is None or state.get("ready") or not _lives(state):
             raise SandboxGone(f"sandbox {shown(handle)} is unknown here")
         return await self._attached(handle, state)
 
@@ -232,11 +289,19 @@ class MicrovmBackend:
         return self._open.setdefault(handle, sandbox)
 
     async def survey(self) -> Sequence[Held]:
-        now = time.time()
-        return [
-            Held(handle, state["key"], Owner(state["owner"]), max(0.0, now - state["made"]))
-            for handle, state in self._states().items()
-        ]
+        now, found = time.time(), []
+        for handle, state in self._states().items():
+            age_s = max(0.0, now - state["made"])
+            if not state.get("ready"):
+                found.append(Held(handle, state["key"], Owner(state["owner"]), age_s))
+            elif not _lives(state) and ("pid" in state or age_s > _MADE_S):  # it ended with an earlier server
+                await self.destroy(handle)
+        return found
+
+    async def stats(self) -> dict[str, int]:
+        """Returns how many machines there are: ``sandboxes``, of these ``lent`` and ``ready``."""
+        lent, ready = len(await self.survey()), self._pool.count
+        return {"sandboxes": lent + ready, "lent": lent, "ready": ready}
 
     async def destroy(self, handle: str) -> Usage:
         if handle not in self._destroying:
@@ -247,7 +312,13 @@ class MicrovmBackend:
     async def _destroy(self, handle: str) -> Usage:
         if not _HANDLE.fullmatch(handle) or not (place := self._machines / handle).is_dir():
             return Usage()
-        state, sandbox, used = self._state_of(handle) or {}, self._open.pop(handle, None), Usage()
+        state, sandbox = self._state_of(handle) or {}, self._open.pop(handle, None)
+        with self._pool.busy():
+            self._pool.aged(handle)
+            return await self._ended(place, state, sandbox)
+
+    async def _ended(self, place: Path, state: Mapping[str, Any], sandbox: AgentSandbox | None) -> Usage:
+        used = Usage()
         if sandbox is not None:
             with suppress(SandboxFault):
                 used = await sandbox.end()
@@ -255,16 +326,22 @@ class MicrovmBackend:
         if "pid" in state:
             await machine.end(state["pid"], state["began"])
         else:  # its server was killed at this moment
-            for pid in list(machine.processes_of(handle)):
+            for pid in list(machine.processes_of(place.name)):
                 await machine.end(pid, machine.began(pid))
+        await removed(state.get("group", {}))
         await to_its_end(shutil.rmtree, place)
         wall_ms = max(0.0, time.time() - state["made"]) * 1000 if state else None
         return Usage(used.cpu_ms, used.peak_memory_bytes, wall_ms)
 
     async def prepare(self, spec: SandboxSpec) -> None:
-        """Makes nothing ahead: the probe has made the usual snapshot."""
+        """Has a machine of this shape ready, where such can be made ahead."""
+        if not (await self.probe()).ready or self._image is None:
+            return
+        if (shape := shape_of(spec, self._image.digest)) is not None:
+            self._pool.want(shape, spec)
 
     async def close(self) -> None:
+        await self._pool.close()
         for handle, sandbox in list(self._open.items()):
             if (self._state_of(handle) or {}).get("owner") == Owner.TASK:
                 await sandbox.close()
@@ -272,6 +349,7 @@ class MicrovmBackend:
                 await self.destroy(handle)
         self._open.clear()
         self._snapshots.close()
+        self._bounds.close()
         if self._image is not None:
             self._image.close()
             self._image = None

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import shutil
 import signal
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,20 @@ from pathlib import Path
 from skillyard.domain.errors import SandboxFault
 from skillyard.sandbox.microvm.first import CHANNEL_PORT, CHANNELS, ORDER_PORT
 from skillyard.sandbox.microvm.image import INITIAL, KERNEL, ROOT, Image
+from skillyard.sandbox.native.groups.groups import GroupLimits
 
 ORDER, MONITOR, LOG, SAID = "order", "monitor", "log", "said"
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 CMDLINE = "console=ttyS0 quiet panic=-1 init=/init random.trust_cpu=off"
 _ENDS_S = 30.0
 _HELPERS = ("unshare", "setpriv")
+_CODE_MB = 128
+"""Memory in which emulation keeps translated code."""
+_OWN_MB = 256
+"""Memory of QEMU itself, and of the snapshot that it reads."""
+_OWN_TASKS = 96
+"""Threads of QEMU besides the processors: at most 64 of them read and write files."""
+_OWN_CPUS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,11 @@ class Shape:
     def text(self) -> str:
         return f"{self.version}/{self.accel}/{self.memory_mb}/{self.processors}"
 
+    def room(self) -> GroupLimits:
+        """Returns the limits of a control group round QEMU: the machine, and QEMU's own needs."""
+        own = _OWN_MB + (_CODE_MB if self.accel == "tcg" else 0)
+        return GroupLimits(self.memory_mb + own << 20, self.processors + _OWN_TASKS, self.processors + _OWN_CPUS)
+
 
 def channel(number: int) -> str:
     """Returns the name of a channel's socket."""
@@ -56,7 +70,11 @@ def words(shape: Shape, image: Mapping[str, int], ends: Mapping[str, int], resto
     """Yields the command line of QEMU. ``ends`` are descriptors of listening sockets, ``restored`` a snapshot's."""
     yield from (shape.qemu, "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-vga", "none")
     yield from ("-sandbox", SANDBOX)
-    accel = f"tcg,thread={'multi' if shape.processors > 1 else 'single'},tb-size=128" if shape.accel == "tcg" else "kvm"
+    accel = (
+        f"tcg,thread={'multi' if shape.processors > 1 else 'single'},tb-size={_CODE_MB}"
+        if shape.accel == "tcg"
+        else "kvm"
+    )
     yield from ("-accel", accel, "-cpu", "max" if shape.accel == "tcg" else "host")
     yield from ("-machine", "q35,usb=off,vmport=off,smm=off,sata=off,dump-guest-core=off,mem-merge=off")
     yield from ("-m", f"{shape.memory_mb}M", "-smp", str(shape.processors))
@@ -113,12 +131,21 @@ def confined(uid: int | None, accel: str, dies: bool) -> list[str]:
 
 
 def launch(
-    place: Path, shape: Shape, image: Image, uid: int | None, name: str, *, dies: bool, restored: int | None = None
+    place: Path,
+    shape: Shape,
+    image: Image,
+    uid: int | None,
+    name: str,
+    *,
+    dies: bool,
+    restored: int | None = None,
+    groups: Sequence[str] = (),
 ) -> int:
     """Starts a machine whose sockets are below ``place``; returns its process. Raises SandboxFault.
 
-    Without a snapshot it boots, with a monitor and a log. ``name`` tells its process from others. No
-    transport of asyncio has it, since those end theirs with the event loop, and tasks outlive it.
+    Without a snapshot it boots, with a monitor and a log. ``name`` tells its process from others; by a write to each
+    of the files ``groups`` it becomes a member of control groups. No transport of asyncio has it, since those end
+    theirs with the event loop, and tasks outlive it.
     """
     opened: dict[str, int] = {}
     listening: list[socket.socket] = []
@@ -134,7 +161,13 @@ def launch(
         snapshot = None if restored is None else _again(restored, copies)
         copies.append(os.open(place / SAID, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
         said = copies[-1]
-        line = [*confined(uid, shape.accel, dies), *words(shape, descriptors, opened, snapshot), "-name", name]
+        line = [
+            *_joined(groups),
+            *confined(uid, shape.accel, dies),
+            *words(shape, descriptors, opened, snapshot),
+            "-name",
+            name,
+        ]
         for descriptor in (*opened.values(), *copies):
             os.set_inheritable(descriptor, True)
         path = os.environ.get("PATH", os.defpath)
@@ -148,6 +181,12 @@ def launch(
             listener.close()
         for copy in copies:
             os.close(copy)
+
+
+def _joined(groups: Sequence[str]) -> list[str]:
+    """Returns words before a command that put it into control groups, or end it."""
+    joins = "".join(f"echo 0 >{shlex.quote(file)} && " for file in groups)
+    return ["/bin/sh", "-c", f'{joins}exec "$@"', "sh"] if groups else []
 
 
 def _again(descriptor: int, copies: list[int]) -> int:

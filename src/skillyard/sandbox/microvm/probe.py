@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ _WHY = {
 }
 _NOT_SEEN = "it was not in force in a test machine"
 _MEND = "build the image anew: skillyard image build --microvm"
+_AROUND = "; one of the host round QEMU"
 _ACCEL = {"tcg": "QEMU's emulation of a processor", "kvm": "QEMU with KVM"}
 
 
@@ -32,10 +33,11 @@ def judge(
     spare_pids: int,
     facts: Mapping[str, str],
     egress: Protection,
+    around: Collection[str],
 ) -> Probe:
     """Returns the probe from the accounts of :data:`LOOK` and of the machine.
 
-    They are of a sandbox with ``limits``.
+    They are of a sandbox with ``limits``. A control group of the host holds QEMU to the limits ``around``.
     """
     held = walls_of(seen, machine["spaces"]) | {"seccomp": "Seccomp:\t2" in str(seen["status"]), "own_uid": True}
     walls = {name: _wall(name, held.get(name, False)) for name in WALLS}
@@ -46,7 +48,7 @@ def judge(
     told = dict(facts) | {"guest_kernel": str(seen["release"])[:100], "python": ".".join(map(str, seen["python"]))}
     abilities = {"forwarding": Protection(Level.SUPERVISED, by="the agent connects inside"), "egress": egress}
     own_kernel = {OWN_KERNEL: kernel, "kernel_surface": kernel}  # so that records tell the accelerator as evidence
-    return Probe(NAME, True, walls | own_kernel | _limits(seen, limits, spare_pids), told, abilities)
+    return Probe(NAME, True, walls | own_kernel | _limits(seen, limits, spare_pids, around), told, abilities)
 
 
 def absent(why: str, facts: Mapping[str, str], mend: str = "") -> Probe:
@@ -62,7 +64,7 @@ def _wall(name: str, stands: bool) -> Protection:
     return Protection(Level.MISSING, why=why, mend=mend)
 
 
-def _limits(seen: Mapping[str, Any], limits: Limits, spare_pids: int) -> dict[str, Protection]:
+def _limits(seen: Mapping[str, Any], limits: Limits, spare_pids: int, around: Collection[str]) -> dict[str, Protection]:
     sizes = set(seen["sizes"].values())
     in_force = {
         "memory": (seen["memory"] == str(container.memory(limits)), "the machine's memory, and a control group in it"),
@@ -71,7 +73,9 @@ def _limits(seen: Mapping[str, Any], limits: Limits, spare_pids: int) -> dict[st
         "disk": (sizes == {limits.disk_mb << 20}, "the size of one tmpfs in the machine"),
     }
     found = {
-        name: Protection(Level.KERNEL, by=by) if stands else Protection(Level.MISSING, why=_NOT_SEEN, mend=_MEND)
+        name: Protection(Level.KERNEL, by=by + (_AROUND if name in around else ""))
+        if stands
+        else Protection(Level.MISSING, why=_NOT_SEEN, mend=_MEND)
         for name, (stands, by) in in_force.items()
     }
     for name in ("timeout", "output"):

@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import cache
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,9 @@ class Snapshots:
             os.close(lock)
 
     async def _make(self, place: Path, image: Image, shape: Shape, uid: int | None) -> None:
+        if find_spec("qemu") is None or find_spec("qemu.qmp") is None:
+            mend = "pip install 'skillyard[microvm]'"
+            raise SandboxFault(f"QEMU's client of its monitor is not installed, which saves snapshots; {mend}")
         part = self._directory / f".part-{secrets.token_hex(8)}"
         part.mkdir(mode=0o700)
         try:

@@ -27,6 +27,7 @@ from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Usage
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.agent_client import AgentSandbox, Reach, plugged
+from skillyard.sandbox.bounds import Bounds, removed
 from skillyard.sandbox.content import ContentCache
 from skillyard.sandbox.native.probe import look_inside
 from skillyard.sandbox.registry import Kind, Place
@@ -55,7 +56,7 @@ class SrtBackend:
         self._ours, native = ours or SrtSettings(), native or NativeSettings()
         self._root = self._ours.local_root or run_dir
         self._uids = (native.uid_base + native.uid_count, native.uid_count)
-        self._bounds = bounds.Bounds(self._root)
+        self._bounds = Bounds(NAME, self._root)
         self._tools: tools.Tools | None = None
         self._open: dict[str, AgentSandbox] = {}
         self._creating = Turns()
@@ -135,7 +136,7 @@ class SrtBackend:
                 state["group"] = await to_its_end(self._bounds.of, handle)
                 run.make(place, spec, settings(self._ours, stage.WRAPPER), state)
             if state["group"]:
-                self._bounds.make(handle, spec.limits)
+                self._bounds.make(handle, bounds.starting(spec.limits))
             await to_its_end(run.launch, place, spec, found, state)
             sandbox = await self._attached(handle, state)
             if state["group"]:
@@ -201,7 +202,7 @@ class SrtBackend:
             await sandbox.close()
         if state:
             await run.ended(state)
-            await bounds.removed(state.get("group", {}))
+            await removed(state.get("group", {}))
         await _remove(place)
         if state:
             self._content.release(state["key"])

@@ -19,6 +19,7 @@ from typing import Any
 from skillyard.domain.errors import SandboxFault, SandboxGone
 from skillyard.domain.sandbox.spec import Owner, SandboxSpec
 from skillyard.sandbox.agent_channel import Opener
+from skillyard.sandbox.bounds import join_files
 from skillyard.sandbox.content import bound
 from skillyard.sandbox.guest_argv import descriptor, guest_bundle
 from skillyard.sandbox.srt import bounds, stage, tools
@@ -92,7 +93,7 @@ def _start(place: Path, spec: SandboxSpec, found: Tools, state: dict[str, Any]) 
             listener.listen(16)
             running = stage.Running(place, state["uid"], bounds.shown(state["group"]))
             words = stage.command(running, found, spec, _agent(spec), info=info)
-            join = "".join(f"echo 0 >{shlex.quote(file)}; " for file in bounds.join_files(state["group"]))
+            join = "".join(f"echo 0 >{shlex.quote(file)}; " for file in join_files(state["group"]))
             limited = [tools.helper("prlimit"), "--core=1:1", tools.helper("setsid"), "--fork", *words]
             subprocess.run(
                 ["/bin/sh", "-ec", f'{join}exec "$@"', "join", *limited] if join else limited,
