@@ -211,8 +211,10 @@ def _settings() -> dict[str, Any]:
     text = os.environ.pop(VARIABLE, None)
     if text is None:
         line = bytearray()
-        while not line.endswith(b"\n") and len(line) < _MOST_SETTINGS and (byte := os.read(0, 1)):
-            line += byte
+        # A pipe is read no further than the line, since the host's first words may follow; of a file nobody else reads.
+        most = _MOST_SETTINGS if stat.S_ISREG(os.fstat(0).st_mode) else 1
+        while not line.endswith(b"\n") and len(line) < _MOST_SETTINGS and (piece := os.read(0, most)):
+            line += piece
         text = line.decode()
     given = json.loads(text)
     if not isinstance(given, dict) or not given.keys() <= {"key", *_DEFAULTS}:
