@@ -32,6 +32,10 @@ _OURS = Path("/usr/local/lib/skillyard-ci")
 """Where ``.ci/setup`` puts programs that are not packages of Debian."""
 
 
+_MACHINE_MB = 1280
+"""Memory of a machine of ours for the usual limits."""
+
+
 class Lacking(Exception):
     """A component is not to be had here; the message says why."""
 
@@ -155,15 +159,16 @@ def _opensandbox(scratch: Path) -> Iterator[Component]:
 
 
 @contextmanager
-def _microvm(_: Path) -> Iterator[Component]:
+def _microvm(scratch: Path) -> Iterator[Component]:
     ground = import_module("tests.conformance.sandbox.microvm_ground")
     beyond = import_module("tests.conformance.sandbox.test_microvm_backend").BEYOND
     image = Path(ground.IMAGE)
     if not image.exists():
         raise Lacking(f"{image} is not there: .ci/setup long makes it")
-    settings = {"microvm": {**ground.SETTINGS.model_dump(), "image": str(image)}}
+    settings = {"microvm": {**ground.SETTINGS.model_dump(exclude={"ready"}), "image": str(image)}}
     versions = {"QEMU": _said("qemu-system-x86_64", "--version").split("version ")[-1], "accelerator": "emulation"}
-    yield Component(versions, settings, beyond=beyond, patience=10.0)
+    used = bare.QemuRestored(image, scratch / "qemu", _MACHINE_MB)
+    yield Component(versions, settings, used, beyond, patience=10.0)
 
 
 COMPONENTS: dict[str, Open] = {
