@@ -117,12 +117,11 @@ async def _cpus(place: Place) -> Judgement:
     """Asks for a fifth of a processor; without a controller the tree is held to a whole one."""
     run = await place.attack(_SPIN, {"wall_s": 1.5, "children": 3}, cpus=0.2)
     told = run.given()
-    used = told["used"]
-    if told["own"]:  # its clock counts what the program wanted: the host's counts what it got
-        if run.cpu_ms is None:
+    share = told["used"] / told["wall"]
+    if told["own"]:  # its clock counts what the program wanted: the host's counts what it got, from its start on
+        if run.cpu_ms is None or not run.wall_ms:
             raise NotShown("the record tells no processor time")
-        used = run.cpu_ms / 1000
-    share = used / told["wall"]
+        share = run.cpu_ms / run.wall_ms
     if place.enforced.get("cpus") in ("kernel", "provider"):
         return CONTAINED if share < 0.45 else escaped(f"used {share:.2f} processors with a limit of 0.2")
     if told["processors"] > 1:
