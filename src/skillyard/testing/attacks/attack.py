@@ -102,13 +102,14 @@ class Need(StrEnum):
 class Place(ABC):
     """Where programs run. ``levels`` are those of the protections that are not the kernel's, ``hidden`` the paths of
     this host that nothing inside may see. ``enforced`` holds the levels that the runs so far claimed, ``outcomes`` how
-    they ended."""
+    they ended. Programs get ``patience`` times the time that they ask for."""
 
     levels: Mapping[str, str]
     canaries: Canaries | None
     hidden: Sequence[str]
     enforced: dict[str, str]
     outcomes: set[str]
+    patience: float = 1.0
 
     @property
     @abstractmethod

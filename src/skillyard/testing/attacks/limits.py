@@ -151,15 +151,16 @@ LIMITS.program(
 
 
 def _endless(name: str, tries: str, body: str) -> None:
-    """Runs for twelve seconds where two, or eight of a patient place, were given."""
+    """Runs for ten seconds more than were given: two, or more of a patient place."""
 
     async def steps(place: Place) -> Judgement:
-        run = await place.attack(f"armed()\n{body}\nreturn {{'back': True}}", timeout_ms=2000)
+        for_s = 10 + 2 * place.patience
+        run = await place.attack(f"armed()\n{body}\nreturn {{'back': True}}", {"for_s": for_s}, timeout_ms=2000)
         if run.ok:
             return escaped("it came to its own end, long after its time")
         if not run.armed or "timeout" not in run.ends:
             return broken(run.why)
-        return CONTAINED if (run.wall_ms or 0) < 10_000 else escaped(f"ended after {run.wall_ms:.0f} ms")
+        return CONTAINED if (run.wall_ms or 0) < (for_s - 2) * 1000 else escaped(f"ended after {run.wall_ms:.0f} ms")
 
     LIMITS.steps(name, tries, steps, walls=("timeout",))
 
@@ -169,17 +170,17 @@ _endless(
     "Compute past the time limit with every signal blocked and ignored.",
     """
 signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
-until = time.monotonic() + 12
+until = time.monotonic() + args["for_s"]
 while time.monotonic() < until:
     pass
 """,
 )
-_endless("time-sleep", "Sleep past the time limit.", "time.sleep(12)")
+_endless("time-sleep", "Sleep past the time limit.", 'time.sleep(args["for_s"])')
 _endless(
     "time-handover",
     "Hand over from child to child so that a killed process is not the one that works.",
     """
-until = time.monotonic() + 12
+until = time.monotonic() + args["for_s"]
 while time.monotonic() < until:
     if os.fork():
         os.wait()
@@ -196,7 +197,7 @@ _endless(
     """
 child = os.fork()
 if child == 0:
-    time.sleep(12)
+    time.sleep(args["for_s"])
     os.kill(os.getppid(), signal.SIGCONT)
     os._exit(0)
 os.kill(os.getpid(), signal.SIGSTOP)

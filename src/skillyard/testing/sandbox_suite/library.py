@@ -27,7 +27,7 @@ class _Over(Place):
 
     def __init__(self, ground: Ground, enforced: Mapping[str, str], canaries: Canaries | None) -> None:
         self._ground = ground
-        self.canaries = canaries
+        self.canaries, self.patience = canaries, ground.patience
         self.hidden = [str(path) for path in ground.hidden]
         self.enforced = dict(enforced)
         self.levels = weaker(enforced)
@@ -40,7 +40,7 @@ class _Over(Place):
 
     async def run(self, code: str, args: Mapping[str, Any] | None = None, **limits: Any) -> Ran:
         source = moved(code) if ROOT in self._ground.variables else code
-        timeout_ms = int(limits.pop("timeout_ms", 30_000) * self._ground.patience)
+        timeout_ms = int(limits.pop("timeout_ms", 30_000) * self.patience)
         done = await self._ground.run(guest(source, args), Limits(timeout_ms=timeout_ms, **limits))
         self.outcomes.add(done.ending.outcome.value)
         return _ran(done)
