@@ -11,6 +11,7 @@ from typing import TypeVar
 import click
 
 from bench import catalogue, commands, network, readers, schemas, services, streams, tasks
+from bench.mcp import mcp
 from bench.peers import BUBBLEWRAP, open_peers
 from bench.report import WholeReport
 from skillyard.bench.main import Say, measure, show, show_runs
@@ -45,7 +46,7 @@ def bench(
     and tasks, ports of services, and the start of commands.
     All is held against the project's budget. Works in a directory of its own.
 
-    `backends` compares the isolations instead.
+    `backends` compares the isolations instead, `mcp` measures MCP servers in jails and calls of tools by code.
     """
     if context.invoked_subcommand is not None:
         return
@@ -112,5 +113,6 @@ if __name__ == "__main__":
         from bench.backends.command import backends
 
         bench.add_command(backends)
+    bench.add_command(mcp)
     with reported():
         bench(standalone_mode=False)

@@ -34,6 +34,15 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return printed
 
 
+@pytest.mark.long
+def test_the_command_measures_mcp() -> None:
+    command = [sys.executable, "-m", "bench", "mcp", "--quick", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=440, cwd=PROJECT)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["one program over /mcp: of the bytes of 50 calls over /mcp"] < 0.5
+
+
 def by_id(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {row["id"]: row for row in rows}
 

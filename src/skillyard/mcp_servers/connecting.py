@@ -8,6 +8,7 @@ import binascii
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from skillyard.ports.tools import DEFAULT_BOUNDS, LinkBounds, Piped, Remote
 
 if TYPE_CHECKING:
     from mcp.client.session import ClientSession
+    from pydantic import TypeAdapter
 
 _MOST_PAGES = 32
 _MOST_SAID = 300
@@ -171,16 +173,14 @@ class Connection:
         A ``patient`` one waits until its caller is cancelled.
         """
         from mcp.shared.exceptions import MCPError
-        from pydantic import TypeAdapter, ValidationError
-
-        anything: TypeAdapter[Any] = TypeAdapter(dict[str, Any])
+        from pydantic import ValidationError
 
         if self.broken.is_set() or self.session is None:
             raise ToolServerFault(self.why or "the connection is closed")
         seconds = _FOREVER_S if patient else self.bounds.patience_s
         try:
             told: dict[str, Any] = await self.session.send_request(
-                request, anything, request_read_timeout_seconds=seconds
+                request, _anything(), request_read_timeout_seconds=seconds
             )
             return told
         except ValidationError:
@@ -189,6 +189,14 @@ class Connection:
             if self.broken.is_set() or error.error.code in _OURS:
                 raise ToolServerFault(self.why or _said(error)) from None
             raise
+
+
+@cache
+def _anything() -> TypeAdapter[Any]:
+    """Takes any object. It is made once, which takes a millisecond."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(dict[str, Any])
 
 
 _FOREVER_S = 7 * 24 * 3600.0

@@ -44,6 +44,9 @@ class ToolCatalogue:
         self._clock = clock
         self._known: dict[str, frozenset[tuple[str, str]]] = {}
         """The definitions that each server had when they were noted last."""
+        self._rows: dict[str, dict[str, ToolRow]] = {}
+        """The rows of servers that were called. All changes of the store go through this catalogue."""
+        self._changes = 0
 
     async def note(self, server: str, tools: Sequence[Tool]) -> None:
         """Notes the definitions that a server gives now. Its first ones are approved where settings say so."""
@@ -51,13 +54,29 @@ class ToolCatalogue:
         if self._known.get(server) == known:
             return
         first = self.servers[server].approve_first and not await self._store.rows(server)
-        await self._store.note(server, tools, self._clock.now())
-        if first:
-            for tool in tools:
+        try:
+            await self._store.note(server, tools, self._clock.now())
+            for tool in tools if first else ():
                 if not tool.hidden:
                     by, now = "settings", self._clock.now()
                     await self._store.approve(server, tool.name, tool.digest, by, now)
+        finally:  # also where a caller is cancelled while the store writes
+            self._changed()
         self._known[server] = known
+
+    def _changed(self) -> None:
+        """Forgets what was read before a change, and what is being read."""
+        self._changes += 1
+        self._rows.clear()
+
+    async def _row(self, server: str, name: str) -> ToolRow | None:
+        rows = self._rows.get(server)
+        if rows is None:
+            began = self._changes
+            rows = {row.name: row for row in await self._store.rows(server)}
+            if self._changes == began:
+                self._rows[server] = rows
+        return rows.get(name)
 
     async def offered(self, principal: Principal) -> list[Offered]:
         """Returns the tools that a principal may call, by server and name."""
@@ -80,7 +99,7 @@ class ToolCatalogue:
         if not self.may(principal, server, name):
             named = f"{shown(server)} has no tool {shown(name)} for this token"
             raise ToolNotFound("tool", f"{named}; tools.list names those that it may call")
-        row = next((row for row in await self._store.rows(server) if row.name == name), None)
+        row = await self._row(server, name)
         if row is None:
             rule = f"nothing is known of {shown(name)} of '{server}'; an operator lists and approves it"
             raise ToolNotFound("tool", f"{rule}: `skillyard tools refresh {server}`")
@@ -108,13 +127,20 @@ class ToolCatalogue:
                 rule = f"'{name}' has the invisible character {hidden} in its definition, and is never offered"
                 raise InvalidInput("tools", rule)
             digest = digests.get(name, row.seen.digest)
-            if not await self._store.approve(server, name, digest, by, self._clock.now()):
+            try:
+                approved = await self._store.approve(server, name, digest, by, self._clock.now())
+            finally:
+                self._changed()
+            if not approved:
                 raise InvalidInput("digests", f"the definition of '{name}' is another one by now; look at it again")
         return await self.rows(server)
 
     async def revoke(self, server: str, name: str) -> bool:
         """Takes an approval back."""
-        revoked = await self._store.revoke(server, name)
+        try:
+            revoked = await self._store.revoke(server, name)
+        finally:
+            self._changed()
         self._known.pop(server, None)
         return revoked
 
