@@ -170,6 +170,21 @@ async def test_known_keys_do_not_wait_while_the_issuer_is_asked_for_others(
         await unknown
 
 
+async def test_keys_are_not_trusted_for_ever_while_the_issuer_is_away(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = tokens(issuer)
+    await who(taken, issuer.token())
+    monkeypatch.setattr(issuer, "document", lambda _path: None)
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + 86_300)
+    await who(taken, issuer.token())
+    monkeypatch.setattr(loop, "time", lambda: now() + 86_500)
+    with pytest.raises(Unauthenticated):
+        await who(taken, issuer.token())
+
+
 async def test_our_own_tokens_are_taken_beside(issuer: Issuer) -> None:
     assert await who(tokens(issuer), "alice-token") == ALICE
     assert issuer.fetched == 0

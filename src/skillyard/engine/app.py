@@ -426,7 +426,7 @@ class App:
             self.tasks,
             config.policy.separate_principals,
         )
-        catalogue = ToolCatalogue(config.mcp.servers, ports.tools, ports.clock)
+        catalogue = ToolCatalogue(config.mcp.servers, ports.tools, ports.clock, emit)
         told = "too many MCP servers are at work (mcp.processes, mcp.processes_each); come again later"
         places = Budget(config.mcp.processes, config.mcp.processes_each, told)
         books = Books(ports.records, self.active, ports.ids, ports.clock, self.tasks, emit)

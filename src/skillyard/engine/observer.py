@@ -153,6 +153,13 @@ class ApprovalChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolsChanged:
+    """The tools of an MCP server that are offered may be others now."""
+
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
 class Recovered:
     """Start-up settled the runs and sandboxes of a dead server."""
 
@@ -240,6 +247,7 @@ Event = (
     | ModulesAhead
     | CatalogueChanged
     | ApprovalChanged
+    | ToolsChanged
     | Recovered
     | RunResumed
     | LeaseLost

@@ -1,10 +1,10 @@
-"""Counts what changes the skills that agents see, for faces that tell them."""
+"""Counts what changes the skills and tools that agents see, for faces that tell them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from skillyard.engine.observer import ApprovalChanged, CatalogueChanged, Event
+from skillyard.engine.observer import ApprovalChanged, CatalogueChanged, Event, ToolsChanged
 
 
 def _nothing() -> None:
@@ -12,13 +12,15 @@ def _nothing() -> None:
 
 
 class News:
-    """An observer. ``heard`` is called after each change of the catalogue or of an approval; ``count`` counts them."""
+    """An observer of changes of the catalogue, of tools and of approvals.
+
+    ``heard`` is called after each, ``count`` counts them."""
 
     def __init__(self) -> None:
         self.count = 0
         self.heard: Callable[[], None] = _nothing
 
     def observe(self, event: Event) -> None:
-        if isinstance(event, CatalogueChanged | ApprovalChanged):
+        if isinstance(event, CatalogueChanged | ApprovalChanged | ToolsChanged):
             self.count += 1
             self.heard()

@@ -11,6 +11,7 @@ import pytest
 
 from skillyard.config.settings import load_settings
 from skillyard.domain.principal import LOCAL, Principal
+from skillyard.engine.observer import Observer, ignore
 from skillyard.engine.table import invoke
 from skillyard.runtime import Runtime
 
@@ -46,8 +47,8 @@ class Yard:
 
 
 @asynccontextmanager
-async def yard_of(home: Path, **settings: Any) -> AsyncIterator[Yard]:
-    async with Runtime(settings=load_settings(data_dir=home, **settings)) as runtime:
+async def yard_of(home: Path, observer: Observer = ignore, **settings: Any) -> AsyncIterator[Yard]:
+    async with Runtime(settings=load_settings(data_dir=home, **settings), observer=observer) as runtime:
         yield Yard(runtime)
 
 

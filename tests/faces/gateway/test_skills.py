@@ -49,7 +49,7 @@ async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
     bundle(tmp_path / "skills", "acme.plain", "[]")
     profiles = {"narrow": {"allowed_tools": ["execute_skill", "tools.call", "toy__echo"]}}
     mcp = {"servers": {"toy": SERVER}, "code_tools": ["toy__add", "toy__echo"]}
-    places = {"skills_dirs": [tmp_path / "skills"], "profiles": profiles}
+    places: dict[str, Any] = {"skills_dirs": [tmp_path / "skills"], "profiles": profiles}
     async with yard_of(tmp_path / "data", mcp=mcp, **places) as yard:
         await yard.call("tools.refresh", server="toy")
         yield yard
@@ -116,7 +116,7 @@ async def test_a_profile_bounds_skills_too(yard: Yard) -> None:
 async def test_a_skill_that_nobody_approved_gets_none(tmp_path: Path) -> None:
     bundle(tmp_path / "skills", "acme.calls", '["toy__add"]')
     mcp = {"servers": {"toy": SERVER}, "code_tools": ["toy__*"]}
-    places = {"skills_dirs": [tmp_path / "skills"], "trust": {"directories": False}}
+    places: dict[str, Any] = {"skills_dirs": [tmp_path / "skills"], "trust": {"directories": False}}
     tmp_path.chmod(0o755)
     async with yard_of(tmp_path / "data", mcp=mcp, **places) as yard:
         await yard.call("tools.refresh", server="toy")

@@ -88,6 +88,7 @@ class McpSettings(Section):
     sessions: int = Field(
         default=1000, ge=1, description="Most sessions of clients that speak a revision before 2026-07-28."
     )
+    sessions_each: int = Field(default=250, ge=1, description="Such sessions of one principal.")
     session_idle_s: float = Field(
         default=1800.0, gt=0, description="Time without a request after which such a session ends."
     )

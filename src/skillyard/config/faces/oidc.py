@@ -65,6 +65,11 @@ class OidcSettings(Section):
     )
     profile: str | None = Field(default=None, description="Profile of its users.")
     project: str = Field(default=DEFAULT_PROJECT, description="Project of its users.")
+    keys_s: float = Field(
+        default=86_400.0,
+        ge=600,
+        description="Longest trust in keys while the issuer cannot be asked for them; no token is taken then.",
+    )
     leeway_s: float = Field(default=30.0, ge=0, le=300, description="Difference of clocks that is borne.")
 
     @model_validator(mode="after")

@@ -86,6 +86,9 @@ class McpServer(Section):
     idle_s: float = Field(default=600.0, gt=0, description="Time without a call after which its process ends.")
     life_s: float = Field(default=86_400.0, gt=0, description="Longest life of one process.")
     calls: int = Field(default=16, ge=1, le=1024, description="Calls of one process at once; more are told to wait.")
+    calls_each: int = Field(
+        default=8, ge=1, le=1024, description="Calls of one principal at once at a process that is `shared`."
+    )
     result_bytes: int = Field(
         default=MIB, ge=1024, le=32 * MIB, description="Largest answer of a tool; a larger one fails its call."
     )

@@ -11,6 +11,7 @@ from skillyard.config.gateway.servers import McpServer
 from skillyard.domain.errors import InvalidInput, ToolNotFound, shown
 from skillyard.domain.principal import Principal
 from skillyard.domain.tool import Tool, ToolRow, ToolState, offered_name
+from skillyard.engine.observer import Observer, ToolsChanged
 from skillyard.ports.clock import Clock
 from skillyard.ports.tools import ToolStore
 
@@ -38,10 +39,11 @@ class Offered:
 class ToolCatalogue:
     """Judges tools by the settings, by approvals and by the rights of principals."""
 
-    def __init__(self, servers: Mapping[str, McpServer], store: ToolStore, clock: Clock) -> None:
+    def __init__(self, servers: Mapping[str, McpServer], store: ToolStore, clock: Clock, emit: Observer) -> None:
         self.servers = servers
         self._store = store
         self._clock = clock
+        self._emit = emit
         self._known: dict[str, frozenset[tuple[str, str]]] = {}
         """The definitions that each server had when they were noted last."""
         self._rows: dict[str, dict[str, ToolRow]] = {}
@@ -61,13 +63,14 @@ class ToolCatalogue:
                     by, now = "settings", self._clock.now()
                     await self._store.approve(server, tool.name, tool.digest, by, now)
         finally:  # also where a caller is cancelled while the store writes
-            self._changed()
+            self._changed(server)
         self._known[server] = known
 
-    def _changed(self) -> None:
-        """Forgets what was read before a change, and what is being read."""
+    def _changed(self, server: str) -> None:
+        """Forgets what was read before a change, and what is being read. Clients are told."""
         self._changes += 1
         self._rows.clear()
+        self._emit(ToolsChanged(server))
 
     async def _row(self, server: str, name: str) -> ToolRow | None:
         rows = self._rows.get(server)
@@ -130,7 +133,7 @@ class ToolCatalogue:
             try:
                 approved = await self._store.approve(server, name, digest, by, self._clock.now())
             finally:
-                self._changed()
+                self._changed(server)
             if not approved:
                 raise InvalidInput("digests", f"the definition of '{name}' is another one by now; look at it again")
         return await self.rows(server)
@@ -140,7 +143,7 @@ class ToolCatalogue:
         try:
             revoked = await self._store.revoke(server, name)
         finally:
-            self._changed()
+            self._changed(server)
         self._known.pop(server, None)
         return revoked
 

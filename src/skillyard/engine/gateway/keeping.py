@@ -22,7 +22,6 @@ PREFIX = "mcp_"
 PING_S = 5.0
 """How long a server that did not answer a call may take for a ping, before it is ended."""
 _LONGEST_S = 60.0
-_SOON_MS = 500
 
 Noted = Callable[[str, Sequence[Tool]], Awaitable[None]]
 
@@ -51,7 +50,9 @@ class Kept:
         self.section = section
         self.key = ""
         """The key of its sandbox; empty while there is none."""
-        self.calls = 0
+        each = section.calls_each if section.shared else section.calls
+        busy = f"the MCP server '{name}' has as many calls at work as it takes, or as one principal may have there"
+        self._room = Budget(section.calls, each, busy)
         self.starts = 0
         self.used_at = clock.monotonic()
         self.why = ""
@@ -68,6 +69,11 @@ class Kept:
         self._ready: asyncio.Future[Standing] | None = None
         self._stop = asyncio.Event()
         self._tools: Mapping[str, Tool] = {}
+
+    @property
+    def calls(self) -> int:
+        """Returns the number of calls at work."""
+        return self._room.held
 
     @property
     def state(self) -> str:
@@ -113,28 +119,25 @@ class Kept:
             await self._list(standing)
         return self._tools
 
-    async def call(self, tool: Tool, arguments: Mapping[str, Any], timeout_s: float) -> ToolResult:
-        """Returns the answer of a tool. Its server must describe it now as ``tool`` does.
+    async def call(self, tool: Tool, arguments: Mapping[str, Any], timeout_s: float, principal: str) -> ToolResult:
+        """Returns the answer of a tool to a principal. Its server must describe it now as ``tool`` does.
 
         Raises TimeoutError, Busy for too many calls at once, ToolServerFault.
         """
         standing = await self.standing()
-        if self.calls >= self.section.calls:
-            raise Busy(f"the MCP server '{self.name}' has {self.calls} calls at work", retry_after_ms=_SOON_MS)
-        self.calls += 1
         try:
-            async with asyncio.timeout(timeout_s):
-                now = (await self.tools()).get(tool.name)
-                if now is None or now.digest != tool.digest:
-                    raise Changed(tool.name)
-                result = await standing.link.call(tool.name, arguments)
+            with self._room.holding(principal):
+                async with asyncio.timeout(timeout_s):
+                    now = (await self.tools()).get(tool.name)
+                    if now is None or now.digest != tool.digest:
+                        raise Changed(tool.name)
+                    result = await standing.link.call(tool.name, arguments)
             self._failures = 0
             return result
         except TimeoutError:
             self._tasks.spawn(self._check(standing), f"health of {self.name}")
             raise
         finally:
-            self.calls -= 1
             self.used_at = self._clock.monotonic()
 
     async def _check(self, standing: Standing) -> None:

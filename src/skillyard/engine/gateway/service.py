@@ -224,7 +224,7 @@ class _Call:
     async def _work(self) -> ToolResult:
         self._standing = await self._kept.standing()
         self._before = await self._standing.connections()
-        result = await self._kept.call(self._offered.tool, self._arguments, self._timeout_s)
+        result = await self._kept.call(self._offered.tool, self._arguments, self._timeout_s, self._record.principal)
         return _without_secrets(result, self._standing)
 
     async def _gone(self, work: asyncio.Task[ToolResult]) -> None:

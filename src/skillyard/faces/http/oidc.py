@@ -95,21 +95,24 @@ class _Keys:
     def __init__(self, settings: OidcSettings) -> None:
         self._settings = settings
         self._found: dict[str, Any] = {}
-        self._fetched = float("-inf")
+        self._fetched = self._confirmed = float("-inf")
         self._line = asyncio.Lock()
 
     async def of(self, kid: str) -> Any:
         """Returns a key. Raises jwt.InvalidTokenError for one that the issuer lacks or that cannot be fetched."""
         import jwt
 
-        clock = asyncio.get_running_loop().time
-        if kid in self._found and clock() - self._fetched <= KEEP_S:
+        clock, longest = asyncio.get_running_loop().time, self._settings.keys_s
+        if kid in self._found and clock() - self._fetched <= KEEP_S and clock() - self._confirmed <= longest:
             return self._found[kid]  # tokens with keys that nobody knows, and a slow issuer, hold back no other
         async with self._line:
             age = clock() - self._fetched
             if age > KEEP_S or (kid not in self._found and age > AGAIN_S):
                 self._fetched = clock()
-                self._found = await self._fetch() or self._found
+                if found := await self._fetch():
+                    self._found, self._confirmed = found, clock()
+            if clock() - self._confirmed > longest:
+                self._found = {}
         if kid not in self._found:
             raise jwt.InvalidTokenError("its key is not one of the issuer's")
         return self._found[kid]

@@ -6,7 +6,11 @@ Bodies are read here, with the bounds and the one budget of ``/rpc``, before the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
@@ -16,7 +20,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.types import Message, Receive, Scope, Send
 
 from skillyard.config.faces.mcp import McpSettings
-from skillyard.domain.errors import ParseError
+from skillyard.domain.errors import Busy, ParseError
 from skillyard.domain.principal import Principal
 from skillyard.faces.http import request
 from skillyard.faces.http.guard import principal_of
@@ -30,6 +34,9 @@ from skillyard.faces.news import News
 from skillyard.faces.rpc.dispatcher import Invoke, Meter, malformed
 from skillyard.faces.rpc.wire import VALUE_BYTES, loads, weight
 from skillyard.runtime import Runtime
+
+_SESSION = b"mcp-session-id"
+_SOON_MS = 1000
 
 
 def http_face(runtime: Runtime, call: Invoke, lifecycle: Lifecycle, meter: Meter, news: News) -> McpFace:
@@ -62,6 +69,7 @@ class McpFace:
         self._body_bytes = body_bytes
         self._budget = budget
         self._large = LargeBodies()
+        self._sessions = Sessions(settings.sessions_each, settings.session_idle_s)
         self._manager = StreamableHTTPSessionManager(
             server,
             max_request_body_size=body_bytes,
@@ -83,16 +91,75 @@ class McpFace:
             values = weight(body)
             lease.take(values)
             await self._large.turn(principal.name, len(body), values // VALUE_BYTES)
+            opens = False
             if body:
                 try:
-                    loads(body)
+                    told = loads(body)
+                    opens = isinstance(told, dict) and told.get("method") == "initialize"
                 except ParseError as error:
                     await reply(send, 400, malformed(error).content or b"")
                     return
             scope["user"] = _user(principal)
             replay = _Replay(body, receive)
             scope[GONE] = replay.gone
-            await self._manager.handle_request(scope, replay, send)
+            with self._sessions.use(principal.name, scope, send, opens=opens) as watched:
+                await self._manager.handle_request(scope, replay, watched)
+
+
+@dataclass(slots=True)
+class _Session:
+    principal: str
+    used_at: float
+    at_work: int = 0
+
+
+class Sessions:
+    """Counts the sessions of each principal. The SDK bounds those of all, and ends idle ones by the same clock."""
+
+    def __init__(self, each: int, idle_s: float) -> None:
+        self._each = each
+        self._idle_s = idle_s
+        self._known: dict[str, _Session] = {}
+        self._opening: Counter[str] = Counter()
+
+    @contextmanager
+    def use(self, principal: str, scope: Scope, send: Send, *, opens: bool) -> Iterator[Send]:
+        """Yields the way to answer a request, by which sessions are learnt. Raises Busy for one too many."""
+        named = next((value.decode("latin-1") for name, value in scope["headers"] if name == _SESSION), None)
+        opens = opens and named is None
+        if opens and self._held(principal) >= self._each:
+            why = f"this principal has {self._each} sessions (mcp.sessions_each); end some, or use a later revision"
+            raise Busy(why, retry_after_ms=_SOON_MS)
+        session = None if named is None else self._known.get(named)
+        if session is not None:
+            session.at_work += 1
+        self._opening[principal] += opens
+
+        async def watched(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._learn(principal, scope["method"], named, message, opens=opens)
+            await send(message)
+
+        try:
+            yield watched
+        finally:
+            self._opening[principal] -= opens
+            self._opening += Counter()  # drops those at zero
+            if session is not None:
+                session.at_work -= 1
+                session.used_at = time.monotonic()
+
+    def _held(self, principal: str) -> int:
+        old = time.monotonic() - self._idle_s
+        self._known = {name: each for name, each in self._known.items() if each.at_work or each.used_at > old}
+        return self._opening[principal] + sum(each.principal == principal for each in self._known.values())
+
+    def _learn(self, principal: str, method: str, named: str | None, message: Message, *, opens: bool) -> None:
+        given = next((value for name, value in message["headers"] if name.lower() == _SESSION), None)
+        if opens and given is not None and message["status"] < 300:
+            self._known[given.decode("latin-1")] = _Session(principal, time.monotonic())
+        elif named is not None and (message["status"] == 404 or (method == "DELETE" and message["status"] < 300)):
+            self._known.pop(named, None)
 
 
 class _Replay:

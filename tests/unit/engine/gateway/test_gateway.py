@@ -447,3 +447,23 @@ async def test_calls_by_code_count_for_the_quota_of_the_token(rig: Rig, servers:
     said = [json.loads(await granted.calls(request)) for _ in range(2)]
     assert said[0]["structured"] == {"files": 0}
     assert said[1]["error"]["type"] == "Busy"
+
+
+async def test_one_principal_takes_not_all_calls_of_a_shared_process(rig: Rig, servers: TwinToolServers) -> None:
+    servers.make = lambda: TwinToolServer([tool()], never)
+    configure(rig, shared=True, calls=3, calls_each=2)
+    await refreshed(rig)
+    waiting = [asyncio.ensure_future(called(rig, who)) for who in (ANN, ANN, BOB)]
+    try:
+        async with asyncio.timeout(30):
+            while sum(kept.calls for kept in rig.app.gateway.kept()) < 2 + 1:
+                await asyncio.sleep(0)
+        told = await called(rig, ANN)
+        assert told["error"]["type"] == "Busy"
+        waiting[2].cancel()
+        await asyncio.gather(waiting[2], return_exceptions=True)
+        assert (await called(rig, ANN))["error"]["type"] == "Busy", "there is room, and it is not for her"
+    finally:
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
