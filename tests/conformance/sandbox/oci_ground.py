@@ -59,6 +59,7 @@ def import_python(docker: Docker) -> None:
     files = "\n".join(sorted({*files_of(closure()), *(f"/{name}" for name in _LINKS), *made, "/etc/ld.so.cache"}))
     changes = ["--change", "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
     with tempfile.NamedTemporaryFile("w") as listed, tempfile.TemporaryDirectory() as empty:
+        Path(empty).chmod(0o755)  # rootless engines keep the mode of the root
         for name in ("proc", "sys", "dev", "run", "tmp", "var", "workspace", "home", "root"):
             Path(empty, name).mkdir()
         listed.write(files)

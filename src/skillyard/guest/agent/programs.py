@@ -176,7 +176,7 @@ class Program:
             self._loop.close(fd)
 
     def _too_late(self) -> None:
-        self.end("timeout", f"after {(monotonic() - self._began) * 1000:.0f} ms")
+        self.end("timeout", "")
 
     def end(self, outcome: str, reason: str) -> None:
         """Ends the whole tree. The first outcome counts; an ended program keeps its own."""

@@ -37,7 +37,7 @@ from skillyard.sandbox.oci.container import Image, Surroundings
 from skillyard.sandbox.oci.engine import Engine, EngineRefused
 from skillyard.sandbox.oci.home import OURS, Home
 from skillyard.sandbox.oci.pool import Pool, shape_of
-from skillyard.sandbox.oci.probe import LOOK, WITHOUT, absent, judge
+from skillyard.sandbox.oci.probe import LOOK, WITHOUT, absent, judge, seen_outside
 from skillyard.sandbox.registry import Kind, Place
 from skillyard.sandbox.turns import Turns
 from skillyard.threads import answered
@@ -75,6 +75,7 @@ class OciBackend:
         self._content = ContentCache(state / "content", self.survey)
         self._processors, self._bounds_queues, self._is_podman = 1, False, False
         self._named: dict[str, str] = {}
+        self._told: dict[str, str] = {}
         self._pool = Pool(settings.ready, self._made_ahead, self._drop)
         self._lent: dict[str, Held] = {}
         """Containers that were made ahead and are lent, by handle. Their age is the time when that was."""
@@ -100,7 +101,8 @@ class OciBackend:
         if not self._settings.image:
             return absent("no image is named", facts, _IMAGE_MEND)
         try:
-            facts |= await self._facts()
+            self._told = await self._facts()
+            facts |= self._told
             image = await self._image(self._settings.image)
             facts |= {"image_id": image.id}
             for language, name in sorted(self._settings.images.items()):
@@ -119,7 +121,7 @@ class OciBackend:
     async def _known(self, image: Image, facts: Mapping[str, str]) -> tuple[Image, Mapping[str, Any], Probe]:
         """Returns an image with what is in force in its containers. Raises SkillyardError."""
         if image.id not in self._images:
-            spec = SandboxSpec(limits=Limits(memory_mb=64, cpus=0.5, pids=32, disk_mb=16, timeout_ms=20_000))
+            spec = SandboxSpec(limits=Limits(memory_mb=64, cpus=0.5, pids=64, disk_mb=16, timeout_ms=20_000))
             seen, egress = await self._seen(image, spec)
             self._images[image.id] = image, seen, judge(seen, spec, self._processors, facts, egress)
         return self._images[image.id]
@@ -149,6 +151,8 @@ class OciBackend:
             said = b"".join([data async for data in process.output(Stream.STDERR)])
             await process.wait()
             egress = await sandbox.way_out.look(sandbox, Level.SUPERVISED)
+            told = await self._inspect(sandbox.handle)
+            outside = {} if told is None else seen_outside(int(told["State"].get("Pid") or 0), sandbox.handle)
         finally:
             await self.destroy(sandbox.handle)
         try:
@@ -157,7 +161,7 @@ class OciBackend:
             seen = None
         if not isinstance(seen, dict):
             raise SandboxFault(f"python does not run in {image.id}: {said.decode('utf-8', 'replace')[-300:]}")
-        return seen, egress
+        return {**seen, "outside": outside}, egress
 
     async def _image(self, name: str) -> Image:
         """Returns an image that the engine has; none is ever pulled. Raises InvalidInput, BackendAway."""
@@ -235,7 +239,7 @@ class OciBackend:
 
         Raises InvalidInput, ProtectionMissing, SandboxFault.
         """
-        image, seen, probe = await self._known(await self._image(name), {})
+        image, seen, probe = await self._known(await self._image(name), self._told)
         Demand(spec.kernel_only, spec.allow_degraded).check(probe.protections)
         # The image's own interpreter looked around: it cannot claim more than the operator's image has.
         enforced = weaker((await self.probe()).enforced(), probe.enforced())
@@ -363,8 +367,9 @@ class OciBackend:
                 try:
                     made = await self._engine.call("POST", f"/containers/{handle}/exec", order)
                     return await self._engine.hijack(f"/exec/{made['Id']}/start", {"Detach": False, "Tty": False})
-                except EngineRefused as refused:
-                    if refused.status in (_MISSING, _CONFLICT):
+                except EngineRefused:
+                    told = await self._inspect(handle)  # engines refuse in their own ways where one has ended
+                    if told is None or told["State"].get("Status") != "running":
                         raise _gone(handle) from None
                     raise
                 except BackendAway:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from skillyard.domain.sandbox.guarantees import LIMITS, WALLS, Level, Probe, Protection
+from skillyard.domain.sandbox.guarantees import LIMITS, OWN_KERNEL, WALLS, Level, Probe, Protection
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.sandbox.oci import container
 
 LOOK = """
-import json, os, socket, sys
+import ctypes, json, os, socket, sys
 def text(*paths):
     for path in paths:
         try:
@@ -33,7 +34,7 @@ group = "/sys/fs/cgroup/"
 quota = text(group + "cpu/cpu.cfs_quota_us") + " " + text(group + "cpu/cpu.cfs_period_us")
 import site
 print(json.dumps({
-    "status": text("/proc/self/status"),
+    "status": text("/proc/self/status"), "no_new_privs": ctypes.CDLL(None).prctl(39, 0, 0, 0, 0),
     "spaces": {name: os.readlink("/proc/self/ns/" + name) for name in os.listdir("/proc/self/ns")},
     "processes": [int(name) for name in os.listdir("/proc") if name.isdigit()],
     "boot": text("/proc/sys/kernel/random/boot_id"), "release": os.uname().release, "name": os.uname().nodename,
@@ -68,6 +69,13 @@ _MENDS = {
 }
 BOUNDED = "a control group of version 1, with a limit of its own for queues of TCP sockets, and none for other queues"
 UNCOUNTED = "a control group of version 1, which counts no queues of sockets"
+_GROUP_FILES = {
+    "memory": ("memory.limit_in_bytes", "memory.max"),
+    "swap": ("memory.memsw.limit_in_bytes", "memory.swap.max"),
+    "pids": ("pids.max", "pids.max"),
+    "cpus": ("cpu.cfs_quota_us cpu.cfs_period_us", "cpu.max"),
+}
+"""Files of a control group, of version 1 and of version 2."""
 _NOT_SEEN = "it was not in force in a test container"
 _LIMITS_MEND = "give the engine control groups of version 2, or run it as root"
 
@@ -84,6 +92,8 @@ def judge(
     told = dict(facts) | {"guest_kernel": str(seen["release"]), "python": ".".join(map(str, seen["python"]))}
     abilities = {"forwarding": Protection(Level.SUPERVISED, by="the agent connects inside"), "egress": egress}
     found = {name: walls[name] for name in WALLS} | limits_of(seen, spec, processors, level)
+    if not here and facts.get("engine_kernel", seen["release"]) != seen["release"]:
+        found[OWN_KERNEL] = _own_kernel(seen.get("outside") or {})
     return Probe("oci", True, found, told, abilities)
 
 
@@ -109,7 +119,7 @@ def walls_of(seen: Mapping[str, Any], outer: Mapping[str, str]) -> dict[str, boo
         "private_proc": min(seen["processes"]) == 1 and not seen["proc"],
         "non_root": "0" not in status["Uid"].split() and "0" not in status["Gid"].split(),
         "no_capabilities": bool(capabilities) and not any(capabilities),
-        "no_new_privs": status.get("NoNewPrivs") == "1",
+        "no_new_privs": status.get("NoNewPrivs", str(seen["no_new_privs"])) == "1",  # not every kernel lists it
         "seccomp": status.get("Seccomp") == "2" and int(status.get("Seccomp_filters", "3")) >= 3,
     }
 
@@ -120,9 +130,46 @@ def _held(held: bool, name: str, level: Level) -> Protection:
     return Protection(Level.MISSING, why=_NOT_SEEN, mend=_MENDS.get(name, ""))
 
 
+def _own_kernel(outside: Mapping[str, str]) -> Protection:
+    if outside.get("seccomp") == "2":
+        by = "another kernel answers in a test container, and the process that is one was filtered on this host"
+        return Protection(Level.KERNEL, by=by)
+    return Protection(Level.PROVIDER, by="another kernel than the engine's answers in a test container")
+
+
+def seen_outside(pid: int, handle: str) -> dict[str, str]:
+    """Returns how this host holds the first process of a container; nothing where it runs on another host.
+
+    A runtime with a kernel of its own shows no control groups inside.
+    """
+    found: dict[str, str] = {}
+    try:
+        lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text("utf-8").splitlines()]
+        status = Path(f"/proc/{pid}/status").read_text("utf-8", "replace")
+    except (OSError, ValueError):
+        return found
+    for _, controllers, path in lines:
+        if handle not in path:  # the number means another process here, or none
+            continue
+        for mounted in controllers.split(","):
+            for name, file in _GROUP_FILES.items():
+                with suppress(OSError):
+                    found[name] = " ".join(
+                        Path(f"/sys/fs/cgroup/{mounted}{path}/{part}").read_text("ascii").strip()
+                        for part in file[0 if mounted else 1].split()
+                    )
+    if found:
+        found["seccomp"] = next((line.split()[1] for line in status.splitlines() if line.startswith("Seccomp:")), "")
+    return found
+
+
 def limits_of(seen: Mapping[str, Any], spec: SandboxSpec, processors: int, level: Level) -> dict[str, Protection]:
     """Returns the limits that are in force, as :data:`LOOK` found them."""
-    limits = spec.limits
+    limits, outside = spec.limits, seen.get("outside") or {}
+    by, counts = "a control group", seen["counts_queues"]
+    if outside and level is Level.PROVIDER:  # another kernel on this host
+        # All memory of such a kernel is that of a process here, its sockets' too.
+        seen, level, by, counts = {**seen, **outside}, Level.KERNEL, "a control group, seen on this host", True
     memory, pids = container.memory(limits), limits.pids + container.OVERHEAD_PIDS
     # Version 1 counts memory and swap together, version 2 swap alone.
     in_force = {
@@ -130,8 +177,8 @@ def limits_of(seen: Mapping[str, Any], spec: SandboxSpec, processors: int, level
         "pids": seen["pids"] == str(pids),
         "cpus": _share(str(seen["cpus"])) == min(limits.cpus, processors),
     }
-    found = {name: _limited(held, level, "a control group") for name, held in in_force.items()}
-    if in_force["memory"] and not seen["counts_queues"]:
+    found = {name: _limited(held, level, by) for name, held in in_force.items()}
+    if in_force["memory"] and not counts:
         bounded = seen["queues"] == str(container.queues(limits))
         found["memory"] = Protection(level, by=BOUNDED if bounded else UNCOUNTED)
     found["disk"] = _limited(
