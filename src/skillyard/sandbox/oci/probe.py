@@ -138,7 +138,7 @@ def _own_kernel(outside: Mapping[str, str]) -> Protection:
 
 
 def seen_outside(pid: int, handle: str) -> dict[str, str]:
-    """Returns how this host holds the first process of a container; nothing where it runs on another host.
+    """Returns how this host holds a container; nothing where it runs on another host.
 
     A runtime with a kernel of its own shows no control groups inside.
     """
