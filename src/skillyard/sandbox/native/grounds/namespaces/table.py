@@ -46,13 +46,12 @@ _FEWEST_CAPABILITIES = 37
 
 def order(build: walls.Build, groups: int) -> bytes:
     """Returns the whole table of a sandbox that joins ``groups`` control groups by itself."""
-    ids = (build.uid, build.own_uid)
     return b"".join(
         (
             _first(groups),
-            _box(build.disk_bytes, build.inodes, build.closed, build.uid if build.own_uid else -1),
+            *_box(build),
             _proc(build.proc_files, build.proc_directories, build.cpus),
-            _ids(*ids),
+            _ids(build.uid, build.own_uid),
             _last(build._replace(uid=0, own_uid=False, cpus=(), proc_files=(), proc_directories=())),
             encode(END),
         )
@@ -106,16 +105,35 @@ _AF_INET, _DATAGRAM = 2, 2 | os.O_CLOEXEC
 _TMPFS = kernel.MS_NOSUID | kernel.MS_NODEV
 
 
-@functools.lru_cache(4096)
-def _box(disk_bytes: int, inodes: int, closed: tuple[str, ...], owner: int) -> bytes:
-    made = [_mount("box", BOX, "tmpfs", _TMPFS, f"size={disk_bytes},nr_inodes={inodes},mode=0755")]
-    for name, target in WRITABLE.items():
-        path = f"{BOX}/{name}"
-        made.append(_call("mkdirat", _AT, _text(path), 0o755, said=f"mkdir {path}"))
-        if owner >= 0:
-            made.append(_call("fchownat", _AT, _text(path), owner, owner, 0, said=f"chown {path}"))
-        made.append(_mount(path, target, "", kernel.MS_BIND))
-    made += [_call("fchmodat", _AT, _text(path), 0o1777, said=f"chmod {path}") for path in (TMP, SHM)]
+def _box(build: walls.Build) -> Iterator[bytes]:
+    """Yields the steps for all that can be written. Those that name the user are few, and made anew."""
+    yield _tmpfs(build.disk_bytes, build.inodes)
+    for name in WRITABLE:
+        made, shown = _place(name)
+        yield made
+        if build.own_uid:
+            path = _text(f"{BOX}/{name}")
+            yield encode(_call("fchownat", _AT, path, build.uid, build.uid, 0, said=f"chown {BOX}/{name}"))
+        yield shown
+    yield _box_done(build.closed)
+
+
+@functools.lru_cache(64)
+def _tmpfs(disk_bytes: int, inodes: int) -> bytes:
+    return encode(_mount("box", BOX, "tmpfs", _TMPFS, f"size={disk_bytes},nr_inodes={inodes},mode=0755"))
+
+
+@functools.lru_cache(64)
+def _place(name: str) -> tuple[bytes, bytes]:
+    """Returns the steps that make a place, and those that show it."""
+    path = f"{BOX}/{name}"
+    made = _call("mkdirat", _AT, _text(path), 0o755, said=f"mkdir {path}")
+    return encode(made), encode(_mount(path, WRITABLE[name], "", kernel.MS_BIND))
+
+
+@functools.lru_cache(64)
+def _box_done(closed: tuple[str, ...]) -> bytes:
+    made = [_call("fchmodat", _AT, _text(path), 0o1777, said=f"chmod {path}") for path in (TMP, SHM)]
     made += [_read_only(WRITABLE[name], _TMPFS) for name in closed]
     return encode(*made, _call("umount2", _text(BOX), kernel.MNT_DETACH))
 
@@ -145,17 +163,31 @@ def _pass_low_pids() -> Iterator[Step]:
 
 
 def _ids(uid: int, own: bool) -> bytes:
-    made = []
-    if own:
-        made.append(_call("setgroups", 0, 0))
-        made += [_call(name, uid, uid, uid) for name in ("setresgid", "setresuid")]
-    made.append(_prctl(kernel.PR_SET_DUMPABLE, 1))
-    made.append(_call("unshare", kernel.CLONE_NEWUSER, said="user namespace"))
-    made += _write("/proc/self/setgroups", "deny")
-    made += [
-        step for name in ("gid_map", "uid_map") for step in _write(f"/proc/self/{name}", f"{walls.INSIDE_ID} {uid} 1")
-    ]
-    return encode(*made)
+    """Returns the steps to the user's ids. Only those that name the user are made anew."""
+    become = encode(*(_call(name, uid, uid, uid) for name in ("setresgid", "setresuid"))) if own else b""
+    mapped = f"{walls.INSIDE_ID} {uid} 1".encode()
+    before, after = _id_frame(own)
+    pieces = [before[0], become, before[1]]
+    for (opened, closed), name in zip(after, _MAPS, strict=True):
+        write = _call("write", Slot(_ONE), mapped, len(mapped), said=f"write {name}")
+        pieces += (opened, encode(write), closed)
+    return b"".join(pieces)
+
+
+_MAPS = ("/proc/self/gid_map", "/proc/self/uid_map")
+
+
+@functools.lru_cache(2)
+def _id_frame(own: bool) -> tuple[tuple[bytes, bytes], tuple[tuple[bytes, bytes], ...]]:
+    """Returns the steps around the ids, then those around the write of each map."""
+    first = encode(_call("setgroups", 0, 0)) if own else b""
+    space = [_prctl(kernel.PR_SET_DUMPABLE, 1), _call("unshare", kernel.CLONE_NEWUSER, said="user namespace")]
+    denied = encode(*space, *_write("/proc/self/setgroups", "deny"))
+    around = []
+    for path in _MAPS:
+        opened, _, closed = _write(path, "")
+        around.append((encode(opened), encode(closed)))
+    return (first, denied), tuple(around)
 
 
 def _prctl(option: int, *values: int) -> Step:
