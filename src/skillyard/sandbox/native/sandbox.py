@@ -32,7 +32,7 @@ from skillyard.sandbox.native.inside.walls import CODE_ROOT
 from skillyard.sandbox.native.link import Following, Link, gone
 
 _PIECE = 1 << 18
-_PATIENCE_S = 0.02
+_PATIENCE_S = 0.06
 """How long the output of a program without input waits for its end, which brings all of it in one message.
 
 A following costs a run of a few milliseconds three messages more.
@@ -166,6 +166,7 @@ class NativeSandbox(FilesOfSandbox):
         self._link = link
         self.handle = handle
         self.enforced = enforced
+        self.made = ""
         self._over: type[SandboxGone] | None = None
         self._streams: WeakSet[SocketStream] = WeakSet()
         self.processes: dict[str, NativeProcess] = {}

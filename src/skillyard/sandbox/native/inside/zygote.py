@@ -128,6 +128,7 @@ def freeze(preload: bool) -> None:
     """Readies the guest for forks, and keeps the collector away from pages that they share."""
     guest.prepare(preload)
     gc.collect()
+    kernel.give_back_memory()
     gc.freeze()
     gc.disable()
 
