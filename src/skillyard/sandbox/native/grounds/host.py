@@ -13,6 +13,7 @@ from typing import Any
 from skillyard.sandbox.native.grounds import root
 from skillyard.sandbox.native.groups import groups, hierarchies
 from skillyard.sandbox.native.groups.groups import Group, GroupLimits
+from skillyard.sandbox.native.groups.spares import Spares
 from skillyard.sandbox.native.inside import walls
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.request import Key
@@ -151,10 +152,13 @@ class Processors:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One sandbox's share of the host; ``slot`` numbers its id, 0 where all have the same."""
+    """One sandbox's share of the host; ``slot`` numbers its id, 0 where all have the same.
+
+    ``again`` has the limits of a group that may be used again."""
 
     slot: int
     group: Group | None
+    again: GroupLimits | None = None
 
 
 class Host:
@@ -175,6 +179,7 @@ class Host:
         self.processors = Processors(counted=self.cgroups.has("cpu"))
         self.proc_files, self.proc_directories = masked_proc()
         self._doomed: list[Group] = []
+        self._spares = Spares(self.bury)
         self._slots: Slots | None = None
         os.makedirs(f"{self.run_dir}/root", 0o700, exist_ok=True)
 
@@ -197,14 +202,18 @@ class Host:
         assert self._slots is not None
         return self._slots.part(key, alone=alone)
 
-    def take(self, name: str, key: Key, limits: GroupLimits) -> Share:
-        """Takes a share for a sandbox. Raises OSError; nothing is taken then."""
+    def take(self, name: str, key: Key, limits: GroupLimits, *, again: bool = False) -> Share:
+        """Takes a share for a sandbox. Raises OSError; nothing is taken then.
+
+        ``again`` says that no foreign code gets a descriptor of its group, which others may then use afterwards.
+        """
         assert self._slots is not None
         slot = 0
         if self.ids.count > 1 and not (slot := self._slots.take(key)):
             raise OSError(0, "all user ids for sandboxes are in use")
         try:
-            return Share(slot, self.group(name, limits))
+            group = self._spares.take(limits) if again else None
+            return Share(slot, group or self.group(name, limits), limits if again else None)
         except OSError:
             if slot:
                 self._slots.give_back(slot)
@@ -214,7 +223,11 @@ class Host:
         assert self._slots is not None
         if share.slot:
             self._slots.give_back(share.slot)
-        if share.group is not None:
+        if share.group is None:
+            return
+        if share.again is not None:
+            self._spares.keep(share.group, share.again)
+        else:
             self.bury(share.group)
 
     def group(self, name: str, limits: GroupLimits) -> Group | None:

@@ -1,4 +1,4 @@
-"""Control groups, version 2 or 1, as the host mounts them: one a sandbox, used once.
+"""Control groups, version 2 or 1, as the host mounts them: one a sandbox.
 
 A process joins a group of version 1 by a write of ``0`` to ``tasks``, which needs no global lock, and is cloned into
 one of version 2. A lock on the directory of a keeper's groups (flock(2)) ends with the keeper. The groups of a killed
@@ -125,11 +125,20 @@ def write(path: str, text: str) -> None:
 
 
 def read(path: str) -> str:
+    """Returns a small file's text; nothing when it cannot be read."""
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+    text = b""
+    try:
+        while piece := os.read(fd, 1 << 16):
+            text += piece
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+    return text.decode("ascii", "replace")
 
 
 def words(path: str) -> list[str]:
@@ -142,17 +151,20 @@ def counter(text: str, key: str) -> int:
     return next((int(words[i + 1]) for i in range(0, len(words) - 1, 2) if words[i] == key), 0)
 
 
-_PERIOD_US = 100_000
+PERIOD_US = 100_000
 _WEIGHTS = {1: ("cpu.shares", 1024, 2), 2: ("cpu.weight", 100, 1)}
 """By version: the file, the weight of a fresh group, and the least weight."""
 _UNBOUND: Mapping[int, Callable[[str], tuple[str, str]]] = {
     1: lambda path: (f"{path}/cpu.cfs_quota_us", "-1"),
     2: lambda path: (f"{path}/cpu.max", "max"),
 }
+_LEFT_AT_MOST = 2 << 20
+"""Bytes that may be charged to a group when it is used again: pages of libraries that its sandbox read first."""
 _COUNTERS = {
     1: ("memory.oom_control", "memory.max_usage_in_bytes", "pids.events"),
     2: ("memory.events", "memory.peak", "pids.events"),
 }
+_PEAKS = frozenset({"memory.max_usage_in_bytes", "memory.peak"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +180,10 @@ class Group:
 
     version: int
     directories: dict[str, str]
+    level: int = 0
+    """Its weight, as :meth:`weigh` sets it."""
     _open: dict[str, int] = field(default_factory=dict)
+    _hurried: bool = False
 
     def join_descriptors(self) -> list[int]:
         """Opens one ``tasks`` file a hierarchy (version 1) or the directory to clone into."""
@@ -194,7 +209,8 @@ class Group:
         for name in _COUNTERS[self.version]:
             path = f"{self._path(name.partition('.')[0])}/{name}"
             with contextlib.suppress(FileNotFoundError):  # memory.peak is younger than the rest
-                self._open[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                reset = name in _PEAKS and os.stat(path).st_mode & 0o200
+                self._open[name] = os.open(path, (os.O_RDWR if reset else os.O_RDONLY) | os.O_CLOEXEC)
 
     def oom_kills(self) -> int:
         return self._counter("memory.events" if self.version == 2 else "memory.oom_control", "oom_kill")
@@ -213,6 +229,7 @@ class Group:
 
     def hurry(self) -> None:
         """Lets processes that were told to end do so without a quota: others wait for their locks."""
+        self._hurried = True
         with contextlib.suppress(OSError):
             if path := self._path("cpu"):
                 write(*_UNBOUND[self.version](path))
@@ -234,9 +251,40 @@ class Group:
         path = self._path("cpu")
         if path is None:
             return False
-        name, whole, least = _WEIGHTS[self.version]
-        write(f"{path}/{name}", str(max(least, whole >> level)))
+        if level != self.level:
+            name, whole, least = _WEIGHTS[self.version]
+            write(f"{path}/{name}", str(max(least, whole >> level)))
+            self.level = level
         return True
+
+    def renew(self) -> bool:
+        """Makes it as it was before its sandbox; returns whether it is.
+
+        No process is in it, the kernel refused and ended nothing, no quota was lifted, and next to nothing is charged.
+        """
+        if self._hurried or not self._empty() or self.oom_kills() or self.refused_forks():
+            return False
+        if not all(map(os.path.isdir, _distinct(self.directories))):
+            return False
+        try:
+            if self.counts_memory() and self._charged() > _LEFT_AT_MOST:
+                return False
+            for name in _PEAKS & self._open.keys():
+                os.pwrite(self._open[name], b"0", 0)  # memory.peak can be reset from Linux 6.12 on
+            self.weigh(0)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def _empty(self) -> bool:
+        """Returns whether no process is in it. One that joined a hierarchy joined them all."""
+        path = self._path("pids")
+        counted = read(f"{path}/pids.current").strip() if path else ""
+        return counted == "0" if counted else not any(self.members())
+
+    def _charged(self) -> int:
+        name = "memory.current" if self.version == 2 else "memory.usage_in_bytes"
+        return int(read(f"{self._path('memory')}/{name}"))
 
     def peak_memory(self) -> int | None:
         text = self._text("memory.peak" if self.version == 2 else "memory.max_usage_in_bytes").strip()
@@ -368,8 +416,8 @@ def _limits_v1(limits: GroupLimits) -> Sequence[tuple[str, str, str]]:
         ("memory", "memory.swappiness", "?0"),
         ("memory", "memory.kmem.tcp.limit_in_bytes", "?" + memory),  # else nobody counts the queues of TCP and UDP
         ("pids", "pids.max", str(limits.pids)),
-        ("cpu", "cpu.cfs_period_us", str(_PERIOD_US)),
-        ("cpu", "cpu.cfs_quota_us", str(int(limits.cpus * _PERIOD_US))),
+        ("cpu", "cpu.cfs_period_us", str(PERIOD_US)),
+        ("cpu", "cpu.cfs_quota_us", str(int(limits.cpus * PERIOD_US))),
     )
 
 
@@ -378,7 +426,7 @@ def _limits_v2(limits: GroupLimits) -> Sequence[tuple[str, str, str]]:
         ("memory", "memory.max", str(limits.memory_bytes)),
         ("memory", "memory.swap.max", "?0"),
         ("pids", "pids.max", str(limits.pids)),
-        ("cpu", "cpu.max", f"{int(limits.cpus * _PERIOD_US)} {_PERIOD_US}"),
+        ("cpu", "cpu.max", f"{int(limits.cpus * PERIOD_US)} {PERIOD_US}"),
     )
 
 

@@ -36,6 +36,7 @@ _ZYGOTE_PIDS = 64
 _STACK = 8 * MIB
 """Bytes of a thread's stack, which RLIMIT_DATA counts whole. Where a controller counts the touched memory, the limit
 leaves room for the stacks of all threads."""
+_MADE = {True: "made in C", False: "made in Python"}
 _GROUP_HEADROOM = 24 * MIB
 """Bytes for the two interpreters of a sandbox before foreign code starts."""
 
@@ -77,6 +78,7 @@ class NamespacesPlace:
         self.account = Account(group, memory_mb, ProcessMeter())
         into = group is not None and group.version == 2
         joins = 0 if group is None or into else group.hierarchies()
+        self.made = _MADE[compiled]
         self.order = (INTO_CGROUP if into else PLAIN) + (table.order(build, joins) if compiled else build.encode())
 
     @property
@@ -119,13 +121,13 @@ class NamespacesGround:
         self._home: listening.Home | None = None
         self._groups_made = 0
         self._compiled = bool(config["compiled"]) and root.compiled_part() is not None
-        self._by_table: set[Key] = set()
-        """Those whose zygotes take tables: without packages imported ahead, and without directories of the host."""
+        self._plain: set[Key] = set()
+        """Those whose zygotes run no code but ours, and show no directories of the host."""
         self._household: Household
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return {**self._host.facts(), "walls": "made in C" if self._compiled else "made in Python"}
+        return {**self._host.facts(), "walls": _MADE[self._compiled]}
 
     def begin(self, household: Household) -> None:
         self._household = household
@@ -139,8 +141,8 @@ class NamespacesGround:
         host = self._host
         if directories and not host.landlock:
             raise OSError(0, "directories of the host need Landlock, and this kernel has none")
-        compiled = self._compiled and not preload and not directories
-        (self._by_table.add if compiled else self._by_table.discard)(key)
+        plain = not preload and not directories
+        (self._plain.add if plain else self._plain.discard)(key)
         slots: range | None = range(1, host.ids.count)
         if host.ids.count > 1 and (preload or directories):
             slots = host.part(key, alone=bool(directories))
@@ -152,7 +154,7 @@ class NamespacesGround:
             slots,
             f"{host.run_dir}/root",
             host.cgroups.has("memory"),
-            compiled,
+            self._compiled and plain,
             host.cgroups.let_clone(host.ids.base),
             self._zygote_group,
             tuple(directories),
@@ -161,8 +163,9 @@ class NamespacesGround:
 
     def place(self, handle: str, shape: Shape) -> NamespacesPlace:
         memory_bytes = (shape.memory_mb + shape.disk_mb) * MIB + _GROUP_HEADROOM
-        share = self._host.take(handle, shape.key, GroupLimits(memory_bytes, shape.pids + 1, shape.cpus))
-        build, compiled = self._build(shape, share.slot), shape.key in self._by_table
+        limits, plain = GroupLimits(memory_bytes, shape.pids + 1, shape.cpus), shape.key in self._plain
+        share = self._host.take(handle, shape.key, limits, again=plain)
+        build, compiled = self._build(shape, share.slot), self._compiled and plain
         return NamespacesPlace(self._host, share, build, shape.memory_mb, self._shower, compiled=compiled)
 
     def listen(self, sandbox: Sandbox, wanted: Listen) -> Opened:

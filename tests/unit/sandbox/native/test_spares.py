@@ -1,0 +1,148 @@
+"""A control group serves a second sandbox where nothing shows the first one, and no other does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skillyard.sandbox.native.groups.groups import Group, GroupLimits
+from skillyard.sandbox.native.groups.spares import MOST, REST_S, Spares
+
+LIMITS = GroupLimits(memory_bytes=64 << 20, pids=17, cpus=1.5)
+OTHERS = GroupLimits(memory_bytes=64 << 20, pids=18, cpus=1.5)
+FRESH = {
+    1: {
+        "tasks": "",
+        "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n",
+        "memory.max_usage_in_bytes": "9999999\n",
+        "memory.usage_in_bytes": f"{2 << 20}\n",
+        "pids.current": "0\n",
+        "pids.events": "max 0\n",
+        "cpu.shares": "1024\n",
+    },
+    2: {
+        "cgroup.procs": "",
+        "memory.events": "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\n",
+        "memory.peak": "9999999\n",
+        "memory.current": f"{2 << 20}\n",
+        "pids.current": "0\n",
+        "pids.events": "max 0\n",
+        "cpu.weight": "100\n",
+    },
+}
+
+
+class Kept:
+    """Spares whose time is set, and the groups that they gave up."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.buried: list[Group] = []
+        self.spares = Spares(self.buried.append, lambda: self.now)
+
+    def rest(self) -> None:
+        self.now += REST_S
+
+
+@pytest.fixture
+def kept() -> Kept:
+    return Kept()
+
+
+def _group(place: Path, version: int, **files: str) -> Group:
+    place.mkdir()
+    for name, text in (FRESH[version] | {name.replace("__", "."): text for name, text in files.items()}).items():
+        (place / name).write_text(text)
+    group = Group(version, dict.fromkeys(("memory", "pids", "cpu") if version == 1 else ("",), str(place)))
+    group.open_counters()
+    return group
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_group_without_a_trace_is_used_again_with_its_peak_forgotten(
+    kept: Kept, tmp_path: Path, version: int
+) -> None:
+    group = _group(tmp_path / "one", version)
+    group.weigh(3)
+    kept.spares.keep(group, LIMITS)
+    kept.rest()
+    assert kept.spares.take(OTHERS) is None
+    assert kept.spares.take(LIMITS) is group
+    assert group.peak_memory() != 9999999
+    name, weight = ("cpu.shares", "1024") if version == 1 else ("cpu.weight", "100")
+    assert (tmp_path / "one" / name).read_text().strip() == weight
+    assert kept.spares.take(LIMITS) is None
+    assert kept.buried == []
+
+
+@pytest.mark.parametrize(
+    ("version", "traces"),
+    [
+        (1, {"pids__current": "1\n"}),
+        (1, {"pids__current": "", "tasks": "4711\n"}),
+        (1, {"memory__oom_control": "oom_kill 1\n"}),
+        (1, {"pids__events": "max 1\n"}),
+        (1, {"memory__usage_in_bytes": f"{(2 << 20) + 1}\n"}),
+        (1, {"memory__usage_in_bytes": ""}),
+        (2, {"pids__current": "1\n"}),
+        (2, {"pids__current": "", "cgroup__procs": "4711\n"}),
+        (2, {"memory__events": "oom_kill 1\n"}),
+        (2, {"pids__events": "max 1\n"}),
+        (2, {"memory__current": f"{(2 << 20) + 1}\n"}),
+    ],
+    ids=str,
+)
+def test_a_group_with_a_trace_is_removed(kept: Kept, tmp_path: Path, version: int, traces: dict[str, str]) -> None:
+    group = _group(tmp_path / "one", version, **traces)
+    kept.spares.keep(group, LIMITS)
+    kept.rest()
+    assert kept.spares.take(LIMITS) is None
+    assert kept.buried == [group]
+
+
+def test_a_group_whose_quota_was_lifted_is_removed(kept: Kept, tmp_path: Path) -> None:
+    group = _group(tmp_path / "one", 1)
+    group.hurry()
+    kept.spares.keep(group, LIMITS)
+    kept.rest()
+    assert kept.spares.take(LIMITS) is None
+    assert kept.buried == [group]
+
+
+def test_a_group_that_somebody_removed_is_not_used(kept: Kept, tmp_path: Path) -> None:
+    group = Group(1, {"pids": str(tmp_path / "gone")})
+    kept.spares.keep(group, LIMITS)
+    kept.rest()
+    assert kept.spares.take(LIMITS) is None
+    assert kept.buried == [group]
+
+
+def test_a_peak_that_cannot_be_forgotten_is_shown_to_nobody(kept: Kept, tmp_path: Path) -> None:
+    """Before Linux 6.12 the file cannot be written to."""
+    (tmp_path / "one").mkdir()
+    for name, text in FRESH[2].items():
+        (tmp_path / "one" / name).write_text(text)
+    (tmp_path / "one" / "memory.peak").chmod(0o444)
+    group = Group(2, {"": str(tmp_path / "one")})
+    group.open_counters()
+    kept.spares.keep(group, LIMITS)
+    kept.rest()
+    assert kept.spares.take(LIMITS) is None
+    assert kept.buried == [group]
+
+
+def test_a_group_rests_until_the_period_of_its_quota_is_over(kept: Kept, tmp_path: Path) -> None:
+    group = _group(tmp_path / "one", 1)
+    kept.spares.keep(group, LIMITS)
+    assert kept.spares.take(LIMITS) is None
+    assert kept.buried == []
+    kept.rest()
+    assert kept.spares.take(LIMITS) is group
+
+
+def test_few_groups_are_kept_and_the_oldest_go_first(kept: Kept, tmp_path: Path) -> None:
+    groups = [_group(tmp_path / str(number), 2) for number in range(MOST + 1)]
+    for group in groups:
+        kept.spares.keep(group, LIMITS)
+    assert kept.buried == groups[:1]
