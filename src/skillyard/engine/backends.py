@@ -12,7 +12,7 @@ from typing import Any
 from skillyard.config.policy import PolicySettings
 from skillyard.domain.errors import InvalidInput, ProtectionMissing, shown
 from skillyard.domain.sandbox.guarantees import AUTO, Demand, Level, Probe, Protection, guarantees
-from skillyard.ports.sandbox import Backend, Imaged
+from skillyard.ports.sandbox import Backend, Imaged, MadeByPart, Sandbox
 
 
 class Offer:
@@ -29,20 +29,22 @@ class Offer:
         self.probe = probe
         self.demand = demand
         self.refusal = _verdict(probe, demand)
-        self._met: tuple[Mapping[str, str] | None, dict[str, Any]] = (None, {})
+        self._met: tuple[tuple[Mapping[str, str], str] | None, dict[str, Any]] = (None, {})
 
     def check_ready(self) -> None:
         """Raises ProtectionMissing when the backend is away or cannot give what policy demands."""
         if self.refusal is not None:
             raise ProtectionMissing(self.refusal.message, **self.refusal.details)
 
-    def check_walls(self, enforced: Mapping[str, str]) -> dict[str, Any]:
+    def check_walls(self, sandbox: Sandbox) -> dict[str, Any]:
         """Returns the guarantees of one sandbox by name, for its record.
 
-        Each has its ``attestor`` and its ``evidence``. Raises ProtectionMissing, which names each guarantee that policy
+        Each has its ``attestor`` and its ``evidence``, which for the kernel's surface also names the part that made the
+        walls, where there are several. Raises ProtectionMissing, which names each guarantee that policy
         demands and the sandbox lacks.
         """
-        if enforced == self._met[0]:  # as the last one that was checked
+        enforced, made = sandbox.enforced, sandbox.made if isinstance(sandbox, MadeByPart) else ""
+        if (enforced, made) == self._met[0]:  # as the last one that was checked
             return self._met[1]
         found = self._found(enforced)
         self.demand.check(found)
@@ -50,7 +52,9 @@ class Offer:
         told = {
             name: {"attestor": each.attestor.value, "evidence": list(each.evidence)} for name, each in stand.items()
         }
-        self._met = (dict(enforced), told)
+        if made:
+            told["kernel_surface"]["evidence"] = [*told["kernel_surface"]["evidence"], f"walls {made}"]
+        self._met = ((dict(enforced), made), told)
         return told
 
     def demanding(self, names: frozenset[str]) -> Offer:

@@ -136,7 +136,7 @@ class Loan:
             self._creating = False  # nothing is left of it
             raise
         self.enforced = dict(sandbox.enforced)
-        self.guarantees = self._order.offer.check_walls(self.enforced)
+        self.guarantees = self._order.offer.check_walls(sandbox)
         self.image = sandbox.image if isinstance(sandbox, FromImage) else ""
         return sandbox, guest if network is None else await network.enter(sandbox, guest)
 

@@ -281,6 +281,16 @@ class FromImage(Protocol):
 
 
 @runtime_checkable
+class MadeByPart(Protocol):
+    """A sandbox whose walls one of several parts of its backend made."""
+
+    @property
+    def made(self) -> str:
+        """Returns a word about the part, for records; empty where nothing is to be said."""
+        ...
+
+
+@runtime_checkable
 class Remote(Protocol):
     """A backend whose sandboxes an engine or a server makes, which may be away for a while."""
 

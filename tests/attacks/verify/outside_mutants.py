@@ -124,7 +124,7 @@ def unchecked(patch: pytest.MonkeyPatch) -> None:
         plain(self, backend, probe, replace(demand, allow_degraded=frozenset(probe.protections)))
 
     patch.setattr(Offer, "__init__", init)
-    patch.setattr(Offer, "check_walls", lambda self, enforced: None)
+    patch.setattr(Offer, "check_walls", lambda self, sandbox: None)
 
 
 def chosen_ids(patch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def admitting(patch: pytest.MonkeyPatch) -> None:
     """Records say that a wall is missing, and nobody minds."""
     plain = Probe.enforced
     patch.setattr(Probe, "enforced", lambda self: {**plain(self), "landlock": "missing"})
-    patch.setattr(Offer, "check_walls", lambda self, enforced: None)
+    patch.setattr(Offer, "check_walls", lambda self, sandbox: None)
 
 
 def approving(patch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ class SessionLoan(Loan):
         self._standing = self._tasks.spawn(self._stand(), f"session of {self._use.run_id}")
         self.sandbox = sandbox = await asyncio.shield(self._standing)
         self.enforced = dict(sandbox.enforced)
-        self.guarantees = self._order.offer.check_walls(self.enforced)
+        self.guarantees = self._order.offer.check_walls(sandbox)
         self.image = sandbox.image if isinstance(sandbox, FromImage) else ""
         if await bring(sandbox, spec.mounts):
             guest = {**guest, "blob_root": INPUTS}

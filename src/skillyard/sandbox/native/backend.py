@@ -160,6 +160,7 @@ class NativeBackend:
         held = self._sandboxes.get(handle)
         if held is None:
             held = self._sandboxes[handle] = self.hold(link, handle, self._enforced)
+            held.made = str(answer.get("walls", ""))  # an older keeper does not tell
         if spec.egress is not None:
             await self._plug_in(link, held, spec.egress, answer.get("sockets", ()))
         return held
@@ -197,8 +198,10 @@ class NativeBackend:
         link = await self._linked()
         await self.probe()
         link = self._keepers.of(handle) or link
-        await link.answer({"op": "attach", "handle": handle})
-        return self._sandboxes.setdefault(handle, self.hold(link, handle, self._enforced))
+        answer, _ = await link.answer({"op": "attach", "handle": handle})
+        held = self._sandboxes.setdefault(handle, self.hold(link, handle, self._enforced))
+        held.made = str(answer.get("walls", ""))
+        return held
 
     async def survey(self) -> Sequence[Held]:
         if self._link is None and not self._keepers.live():

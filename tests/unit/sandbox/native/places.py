@@ -22,6 +22,7 @@ class BarePlace:
     order = b""
     stays = True
     lingers = False
+    made = ""
 
     def __init__(self) -> None:
         self.account = Account(None, 64, ProcessMeter())

@@ -38,45 +38,39 @@ class Place(Protocol):
     @property
     def order(self) -> bytes:
         """Returns the order by which a zygote makes its clone a sandbox."""
-        ...
+
+    @property
+    def made(self) -> str:
+        """Returns which part of several makes its walls; empty where there is one."""
 
     @property
     def stays(self) -> bool:
         """Returns whether the sandbox can outlive the one program that it was made for."""
-        ...
 
     @property
     def lingers(self) -> bool:
         """Returns whether its first process lives on after it told of the program's end."""
-        ...
 
     def ready(self, sandbox: Sandbox) -> None:
         """Learns that all its walls stand, and its worker waits."""
-        ...
 
     def show(self, sandbox: Sandbox, shows: Sequence[Show], then: Callable[[OSError | None], None]) -> None:
         """Shows skills and blobs in it, and calls ``then``, perhaps later. Raises OSError."""
-        ...
 
     def end(self, sandbox: Sandbox) -> None:
         """Ends all its processes. It may be called again."""
-        ...
 
     def told(self, sandbox: Sandbox, message: dict[str, Any]) -> bool:
         """Takes a message of init for this ground alone; returns whether it is one."""
-        ...
 
     def ending(self, status: int) -> dict[str, Any] | None:
         """Returns the ending for a wait status that has a meaning on this ground alone."""
-        ...
 
     def gone(self, sandbox: Sandbox, then: Callable[[], None]) -> None:
         """Removes traces after the end of its first process; calls ``then``, perhaps later."""
-        ...
 
     def release(self) -> None:
         """Frees all that it holds. No process of it is left."""
-        ...
 
 
 def _nothing() -> None:

@@ -139,7 +139,7 @@ class Service:
     def _do_create(self, number: Number, header: Header, body: bytes) -> None:
         held = self._sandboxes.by_key.get(header["key"])
         if held is not None:
-            self._answer(number, handle=held.handle)
+            self._answer(number, **_held(held))
             return
         shows = tuple(Show(s["source"], s["target"], tuple(s["aliases"])) for s in header["shows"])
         for item in shows:
@@ -153,7 +153,7 @@ class Service:
         self._creating[header["key"]] = [number]
 
         def answer(sandbox: Sandbox | None, error: str, sockets: Sequence[socket.socket] = ()) -> None:
-            told: dict[str, Any] = {"error": error} if sandbox is None else {"handle": sandbox.handle}
+            told: dict[str, Any] = {"error": error} if sandbox is None else _held(sandbox)
             askers = self._creating.pop(header["key"], [])
             for asker in askers:
                 self._answer(asker, sockets=sockets, **told)
@@ -308,7 +308,7 @@ class Service:
 
     def _do_attach(self, number: Number, header: Header, body: bytes) -> None:
         sandbox = self._sandbox(header)
-        self._answer(number, programs=list(sandbox.programs), dead=sandbox.dead)
+        self._answer(number, programs=list(sandbox.programs), dead=sandbox.dead, **_held(sandbox))
 
     def _do_destroy(self, number: Number, header: Header, body: bytes) -> None:
         sandbox = self._sandboxes.all.get(header["handle"])
@@ -418,6 +418,11 @@ class Service:
             self._leave_soon()
         else:
             self._loop.running = False
+
+
+def _held(sandbox: Sandbox) -> Header:
+    """Returns what a server learns of a sandbox that it holds."""
+    return {"handle": sandbox.handle, "walls": sandbox.place.made}
 
 
 def _listen(asked: dict[str, Any] | None) -> Listen | None:

@@ -157,6 +157,7 @@ class GvisorPlace:
 
     stays = False
     lingers = True
+    made = ""
     order = b""
 
     def __init__(

@@ -52,6 +52,7 @@ class LandlockPlace:
     stays = True
     lingers = False
     group = None
+    made = ""
 
     def __init__(
         self,
