@@ -1,6 +1,7 @@
 """The build hook: makes the compiled part of zygotes where a C compiler is, and goes on without it otherwise.
 
-``python hatch_build.py`` makes it in the checkout. The same source and compiler give the same bytes.
+``python hatch_build.py`` makes it in the checkout. The same source and compiler give the same bytes. ``CC`` and
+``CFLAGS`` name a compiler for another machine, whose name the wheel's tag then has.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ except ImportError:  # as a command
 INSIDE = Path("src/skillyard/sandbox/native/inside")
 SOURCE, LIBRARY = INSIDE / "steps.c", INSIDE / "libsteps.so"
 FLAGS = (
-    "-std=c99", "-O2", "-fPIC", "-shared", "-fstack-protector-strong", "-D_FORTIFY_SOURCE=2",
+    "-std=c99", "-O2", "-fPIC", "-shared", "-fstack-protector-strong", "-U_FORTIFY_SOURCE",
     "-Wall", "-Wextra", "-Wconversion", "-Wshadow",
     "-Wl,-z,relro,-z,now,-z,noexecstack,--build-id=none",
 )  # fmt: skip
+"""Without _FORTIFY_SOURCE, whose functions musl does not have: one library loads with either C library."""
+_MACHINES = {62: "x86_64", 183: "aarch64"}
+_MACHINE_AT = 18
+"""The place of the machine's number in an ELF header (elf(5))."""
 
 
 def build(root: Path, *more: str) -> str:
@@ -37,12 +42,25 @@ def build(root: Path, *more: str) -> str:
     if sys.platform != "linux" or shutil.which(compiler[0]) is None:
         return "there is no C compiler"
     made = hashlib.sha256(source.read_bytes()).hexdigest()
-    command = [*compiler, *FLAGS, *more, f'-DSOURCE="{made}"', "-o", str(target), str(source)]
+    flags = [*FLAGS, *more, *shlex.split(os.environ.get("CFLAGS", ""))]
+    command = [*compiler, *flags, f'-DSOURCE="{made}"', "-o", str(target), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         target.unlink(missing_ok=True)
         return done.stderr.strip()[-2000:] or f"{compiler[0]} ended with {done.returncode}"
     return ""
+
+
+def machine(library: Path) -> str:
+    """Returns the name of the machine that a library is for. Raises ValueError for one that we do not know."""
+    with library.open("rb") as file:
+        file.seek(_MACHINE_AT)
+        number = int.from_bytes(file.read(2), sys.byteorder)
+    if number not in _MACHINES:
+        raise ValueError(
+            f"{library}: the machine {number} is not a known one; known are {', '.join(_MACHINES.values())}"
+        )
+    return _MACHINES[number]
 
 
 class CompiledPart(BuildHookInterface):  # type: ignore[type-arg, misc, unused-ignore]
@@ -56,8 +74,9 @@ class CompiledPart(BuildHookInterface):  # type: ignore[type-arg, misc, unused-i
             return
         build_data["artifacts"].append(str(LIBRARY))
         build_data["pure_python"] = False
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data["tag"] = f"py3-none-{platform}"
+        name, here = machine(Path(self.root) / LIBRARY), os.uname().machine
+        platform = sysconfig.get_platform() if name == here else f"linux-{name}"
+        build_data["tag"] = f"py3-none-{platform.replace('-', '_').replace('.', '_')}"
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def test_a_failed_step_ends_the_table_unless_it_may_fail_so(library: ctypes.PyDL
         assert (tmp_path / "made").exists() == (wanted == 0)
 
 
-def test_a_library_of_another_source_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_library_of_another_source_or_machine_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if root.compiled_part() is None:
         pytest.skip("the compiled part was not built here: python hatch_build.py")
     place = tmp_path / "inside"
@@ -83,6 +83,12 @@ def test_a_library_of_another_source_is_not_used(monkeypatch: pytest.MonkeyPatch
     shutil.copy(SOURCE.with_name("libsteps.so"), place)
     monkeypatch.setattr(root, "__file__", str(tmp_path / "grounds" / "root.py"))
     assert root.compiled_part() == place / "libsteps.so"
+    library = bytearray((place / "libsteps.so").read_bytes())
+    library[18] ^= 1
+    (place / "libsteps.so").write_bytes(library)
+    assert root.compiled_part() is None, "it is for another machine"
+    library[18] ^= 1
+    (place / "libsteps.so").write_bytes(library)
     with (place / "steps.c").open("a") as file:
         file.write("\n")
     assert root.compiled_part() is None
@@ -102,6 +108,45 @@ def _built(tmp_path: Path) -> Iterator[bytes]:
         shutil.copy(SOURCE, place)
         assert hook().build(tmp_path / name) == ""
         yield (place / "libsteps.so").read_bytes()
+
+
+LOADS = r"""
+#include <dlfcn.h>
+#include <stdio.h>
+int main(int count, char **words) {
+    unsigned char end[] = {4, 0, 255, 0, 0, 0, 0, 0};
+    void *library = dlopen(words[count - 1], RTLD_NOW);
+    int (*check)(unsigned char *, size_t) = library ? (int (*)(unsigned char *, size_t))dlsym(library, "sy_check") : 0;
+    return check ? printf("%d %d\n", check(end, sizeof end), check(end, 3)) < 0 : puts(dlerror());
+}
+"""
+
+
+def test_the_library_serves_musl_too(tmp_path: Path) -> None:
+    if shutil.which("cc") is None or shutil.which("musl-gcc") is None:
+        pytest.skip("there is no C compiler, or none for musl")
+    library = next(_built(tmp_path))
+    (tmp_path / "loads.c").write_text(LOADS)
+    (tmp_path / "libsteps.so").write_bytes(library)
+    program = tmp_path / "loads"
+    subprocess.run(["musl-gcc", "-o", program, tmp_path / "loads.c"], check=True, timeout=60)
+    said = subprocess.run([program, tmp_path / "libsteps.so"], capture_output=True, text=True, check=False, timeout=60)
+    assert said.stdout == "0 -1\n"
+
+
+@pytest.mark.long
+def test_a_library_is_made_for_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs the C library alone: the loader's own name differs between those of glibc and musl."""
+    zig = os.environ.get("SKILLYARD_TEST_ZIG", "/usr/local/lib/skillyard-ci/zig/bin/python")
+    if not os.access(zig, os.X_OK):
+        pytest.skip("there is no ziglang: .ci/setup long")
+    monkeypatch.setenv("CC", f"{zig} -m ziglang cc -target aarch64-linux-gnu.2.17")
+    monkeypatch.setenv("CFLAGS", "-fno-stack-protector")
+    monkeypatch.setenv("ZIG_GLOBAL_CACHE_DIR", str(tmp_path / "cache"))
+    library = next(_built(tmp_path))
+    assert hook().machine(tmp_path / "one" / hook().LIBRARY) == "aarch64"
+    assert b"libc.so.6\0" in library
+    assert b"ld-linux-aarch64.so.1" not in library
 
 
 def test_an_installation_without_a_compiler_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

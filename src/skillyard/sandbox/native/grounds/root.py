@@ -264,11 +264,22 @@ def compiled_modules() -> Iterator[tuple[str, Path | None]]:
         yield f"skillyard/sandbox/native/inside/{LIBRARY}", part
 
 
+_ELF_START = 20
+
+
+def _machine(start: bytes) -> bytes:
+    """Returns the class, the byte order and the machine of an ELF file (elf(5))."""
+    return start[4:6] + start[18:_ELF_START]
+
+
 def compiled_part() -> Path | None:
-    """Returns the compiled part; None where it was not built from the source beside it."""
+    """Returns the compiled part; None where it was not built from the source beside it, for this machine."""
     path = Path(__file__).parents[1] / "inside" / LIBRARY
     try:
         source = hashlib.sha256(path.with_name("steps.c").read_bytes()).hexdigest()
-        return path if f"steps.c:{source}".encode() in path.read_bytes() else None
+        library = path.read_bytes()
+        with open("/proc/self/exe", "rb") as file:
+            ours = f"steps.c:{source}".encode() in library and _machine(library) == _machine(file.read(_ELF_START))
+        return path if ours else None
     except OSError:
         return None
