@@ -7,8 +7,11 @@ the zygote attaches them to a fresh tmpfs, makes that its root, and lets go of t
 from __future__ import annotations
 
 import errno
+import functools
 import glob
 import hashlib
+import importlib.util
+import marshal
 import os
 import shutil
 import sys
@@ -177,7 +180,9 @@ def detached(source: str) -> tuple[int, bool]:
     return kernel.open_tree(source, recursive=True), True
 
 
-def fill(binds: list[Bind], python: Interpreter, packages: str, code: Iterable[tuple[str, Path | None]]) -> None:
+def fill(
+    binds: list[Bind], python: Interpreter, packages: str, code: Iterable[tuple[str, Path | bytes | None]]
+) -> None:
     """Makes the working directory a root of ``binds``, with our own ``code`` copied in."""
     for path in _EMPTY_DIRECTORIES:
         os.makedirs(path, 0o755, exist_ok=True)
@@ -216,12 +221,14 @@ def _link_devices() -> None:
         os.symlink(f"/proc/self/fd/{number}", f"dev/{name}")
 
 
-def _copy_code(code: Iterable[tuple[str, Path | None]]) -> None:
+def _copy_code(code: Iterable[tuple[str, Path | bytes | None]]) -> None:
     for name, source in code:
         target = f"{walls.CODE_ROOT.lstrip('/')}/{name}"
         os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
         if source is None:
             Path(target).touch(0o644)
+        elif isinstance(source, bytes):
+            Path(target).write_bytes(source)
         else:
             shutil.copyfile(source, target)
 
@@ -258,6 +265,27 @@ def inside_modules() -> Iterator[tuple[str, Path | None]]:
         yield f"skillyard/{source.relative_to(package)}", source
 
 
+@functools.cache
+def bytecode() -> tuple[tuple[str, bytes], ...]:
+    """Returns our modules for a root as bytecode (PEP 552).
+
+    An interpreter of another version leaves it aside. A zygote that compiled them itself would start a tenth of a
+    second later, and hold the memory of it.
+    """
+    return tuple(_compiled(name, source) for name, source in inside_modules() if source is not None)
+
+
+def _compiled(name: str, source: Path) -> tuple[str, bytes]:
+    shown, text = f"{walls.CODE_ROOT}/{name}", source.read_bytes()
+    code = marshal.dumps(compile(text, shown, "exec", dont_inherit=True))
+    head = importlib.util.MAGIC_NUMBER + _UNCHECKED.to_bytes(4, "little") + importlib.util.source_hash(text)
+    return os.path.relpath(importlib.util.cache_from_source(shown), walls.CODE_ROOT), head + code
+
+
+_UNCHECKED = 0b01
+"""Bytecode that is not compared with its source."""
+
+
 def compiled_modules() -> Iterator[tuple[str, Path | None]]:
     """Yields the compiled part as :func:`inside_modules` yields sources, where it was built."""
     if (part := compiled_part()) is not None:
@@ -273,7 +301,7 @@ def _machine(start: bytes) -> bytes:
 
 
 def compiled_part() -> Path | None:
-    """Returns the compiled part; None where it was not built from the source beside it, for this machine."""
+    """Returns the compiled part; None where it is not of this machine and the source beside it."""
     path = Path(__file__).parents[1] / "inside" / LIBRARY
     try:
         source = hashlib.sha256(path.with_name("steps.c").read_bytes()).hexdigest()

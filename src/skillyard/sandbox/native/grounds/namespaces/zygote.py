@@ -97,6 +97,7 @@ def _start(
     modules: tuple[str, ...],
 ) -> tuple[int, str]:
     """Starts it; returns its pid and its mounts."""
+    root.bytecode()  # here, where it is made once
     binds = root.sources(plan.python, plan.packages, memory_counted=plan.memory_counted)
     try:
         shown = directories.opened(plan.directories, _owner(plan))
@@ -200,7 +201,7 @@ def _make_root(plan: ZygotePlan, binds: list[root.Bind], shown: list[int]) -> No
     os.umask(0o022)
     kernel.set_file_ids(base, base)
     code = root.compiled_modules() if plan.compiled else ()
-    root.fill(binds, plan.python, plan.packages, (*root.inside_modules(), *code))
+    root.fill(binds, plan.python, plan.packages, (*root.inside_modules(), *root.bytecode(), *code))
     directories.hang(plan.directories, shown)
     root.enter()
     kernel.set_file_ids(0, 0)
