@@ -30,6 +30,7 @@ from skillyard.client.discovery import default_data_dir
 from skillyard.config.foreign import Foreign, origin
 from skillyard.config.foreign.commonground import check_remote, is_remote, read_tables
 from skillyard.config.foreign.skillflaw import read_variables
+from skillyard.config.gateway.places import check_closed
 from skillyard.config.profiles import check_isolations
 from skillyard.config.sections import Sections
 from skillyard.domain.errors import InvalidInput, shape, shown
@@ -109,6 +110,14 @@ class Settings(Sections, BaseSettings):
         weaker = (ours, theirs.tree(), read_variables(os.environ).tree())
         return init_settings, _Variables(settings_cls), *(InitSettingsSource(settings_cls, each) for each in weaker)
 
+    @property
+    def closed_places(self) -> tuple[Path, ...]:
+        """Returns the files and directories that no sandbox may see."""
+        kept = self.secrets
+        files = kept.files.directory if "files" in kept.readers else None
+        closed = (self.data_dir, self.jail.dir, kept.key_file, kept.vault.token_file, files)
+        return tuple(path for path in closed if path is not None)
+
 
 def load_settings(**overrides: Any) -> Settings:
     """Returns the settings; ``overrides`` that are None count as not given.
@@ -128,6 +137,7 @@ def load_settings(**overrides: Any) -> Settings:
     except SettingsError as error:
         raise unread(error, os.environ) from None
     _check_isolations(settings)
+    _check_sources(settings)
     if is_remote(tables):
         remote = [name for name in BACKENDS if nature(name).remote]
         check_remote(settings.policy.isolation, remote, settings.e2b.template)
@@ -148,6 +158,16 @@ def _check_isolations(settings: Settings) -> None:
             rule = f"would not hold for '{others[0]}', which policy.{field} names; only '{_NARROWED}' can do it"
             name = "tmpfs" if settings.sandbox.workspace_access == "rw" else "workspace_access"
             raise InvalidInput(f"sandbox.{name}", rule)
+
+
+def _check_sources(settings: Settings) -> None:
+    """Raises InvalidInput for a directory that would show a sandbox what none may see."""
+    closed = [path.expanduser().resolve() for path in settings.closed_places]
+    for name, server in settings.mcp.servers.items():
+        if server.source is not None:
+            check_closed(f"mcp.servers.{name}.source", server.source.resolve(), closed)
+    if settings.packages.wheels is not None:
+        check_closed("packages.wheels", settings.packages.wheels.resolve(), closed, within=False)
 
 
 def _notes(settings: Settings, foreign: Iterable[Foreign]) -> Iterator[str]:

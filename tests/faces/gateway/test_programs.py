@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from skillyard.domain.errors import ToolNotFound
 from skillyard.domain.principal import Principal
-from tests.faces.gateway.conftest import SERVER, Yard, yard_of
+from tests.faces.gateway.conftest import SERVER, TOY, Yard, yard_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.ordinary]
 
@@ -127,3 +128,18 @@ async def _at_work(yard: Yard, number: int) -> None:
     async with asyncio.timeout(30):
         while sum(kept.calls for kept in yard.runtime.app.gateway.kept()) < number:
             await asyncio.sleep(0.01)
+
+
+async def test_a_socket_of_the_host_is_not_shown(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    source = tmp_path / "server" / "below"
+    source.mkdir(parents=True)
+    (source.parent / "toy_server.py").write_bytes((TOY / "toy_server.py").read_bytes())
+    toy = {**SERVER, "source": str(source.parent)}
+    async with yard_of(tmp_path / "data", mcp={"servers": {"toy": toy}}) as yard:
+        await yard.call("tools.refresh", server="toy")
+        await yard.call("tools.stop", server="toy")
+        with socket.socket(socket.AF_UNIX) as host:
+            host.bind(str(source / "S"))
+            told = await yard.tool("echo", {"text": "x"})
+        assert "which leads to a program of this host" in told["error"]["message"]

@@ -183,8 +183,8 @@ def test_places_that_no_jail_may_see_are_refused(place: Path, tmp_path: Path, mo
     (place / "link").symlink_to(inner)
     monkeypatch.setenv("HOME", str(home))
     wrong = {
-        "/": "the whole host", str(home): "which no jail may see", str(home.parent): "which no jail may see",
-        str(data): "which no jail may see", str(data / "skills"): "which no jail may see",
+        "/": "the whole host", str(home): "which no sandbox may see", str(home.parent): "which no sandbox may see",
+        str(data): "which no sandbox may see", str(data / "skills"): "which no sandbox may see",
         str(place / "link"): f"name {inner}", "/proc/1": "of its own", "/etc": "of its own", "/tmp": "of its own",
         str(tmp_path / "none"): "cannot be opened", str(place / "a\nb"): "printable",
     }  # fmt: skip
@@ -215,7 +215,7 @@ def test_what_holds_the_key_of_the_secrets_is_refused(jails: Jails, place: Path)
         env = {f"SKILLYARD_{setting}": str(place / name / "file")}
         done = jails.run("--read", str(place / name), "--", "true", env=env)
         assert done.returncode == _REFUSED, done.stderr
-        assert b"which no jail may see" in done.stderr
+        assert b"which no sandbox may see" in done.stderr
 
 
 def test_other_isolations_refuse_directories_by_name(jails: Jails, place: Path) -> None:

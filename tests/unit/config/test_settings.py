@@ -202,3 +202,17 @@ def test_settings_do_not_change() -> None:
     assert isinstance(settings, Settings)
     with pytest.raises(ValueError, match="frozen"):
         settings.strict_params = "other"  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("below", [".", "data", "data/skills", "data/.."])
+def test_no_server_is_shown_the_data_directory(tmp_path: Path, below: str) -> None:
+    data, fine = tmp_path / "data", tmp_path / "server"
+    for path in (data / "skills", fine):
+        path.mkdir(parents=True)
+    servers = {"own": {"command": ["run"], "source": str(fine)}}
+    assert load_settings(data_dir=data, mcp={"servers": servers}).mcp.servers["own"].source == fine
+    (tmp_path / "link").symlink_to(tmp_path / below)
+    for source in (tmp_path / below, tmp_path / "link"):
+        servers["own"]["source"] = str(source)
+        with pytest.raises(InvalidInput, match=r"mcp\.servers\.own\.source: .*which no sandbox may see"):
+            load_settings(data_dir=data, mcp={"servers": servers})

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from skillyard.config.gateway.places import check_no_sockets
 from skillyard.config.gateway.servers import McpServer
 from skillyard.config.network import NetworkSettings
 from skillyard.domain.errors import OutputDropped, SkillyardError, ToolServerFault
@@ -106,6 +107,8 @@ class Starter:
             raise ToolServerFault(f"it needs the network, and isolation '{offer.name}' cannot give it: {able.why}")
         environment = await self.environments.get(section.environment)
         source = section.source_directory
+        if section.source is not None:
+            await asyncio.to_thread(check_no_sockets, f"mcp.servers.{name}.source", section.source)
         mounts = () if source is None else (Mount(source, f"{_SKILLS}/{name}"),)
         spec = SandboxSpec(
             limits=section.limits,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
+from skillyard.config.gateway.places import check_closed
 from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.sandbox.content import JailDirectory
 
@@ -33,8 +33,8 @@ def chosen(read: Iterable[Path], write: Iterable[Path], closed: Iterable[Path]) 
     for each in found:
         option = "write" if each.writable else "read"
         _check_place(option, each)
-        _check_closed(option, each, [Path.home().resolve()], within=False)
-        _check_closed(option, each, [path.resolve() for path in closed], within=True)
+        check_closed(option, Path(each.path), [Path.home().resolve()], within=False)
+        check_closed(option, Path(each.path), [path.resolve() for path in closed])
     _check_apart(found)
     return tuple(found)
 
@@ -76,30 +76,6 @@ def _check_place(option: str, each: JailDirectory) -> None:
     if each.path in _SYSTEM or any(each.path == own or each.path.startswith(f"{own}/") for own in _OWN):
         rule = "is a place that a jail has of its own; name a directory elsewhere, or one in it"
         raise InvalidInput(option, rule, each.path)
-
-
-def _check_closed(option: str, each: JailDirectory, closed: Iterable[Path], *, within: bool) -> None:
-    for path in closed:
-        if (each.device, each.inode) in set(_identities(path)):
-            rule = f"holds {path}, which no jail may see; name the directories that the program needs"
-            raise InvalidInput(option, rule, each.path)
-        if within and any(_identity(part) == _identity(path) for part in (Path(each.path), *Path(each.path).parents)):
-            raise InvalidInput(option, f"lies in {path}, which no jail may see", each.path)
-
-
-def _identities(path: Path) -> Iterator[tuple[int, int]]:
-    """Yields the identities of a directory and of all above it, under whatever names."""
-    for part in (path, *path.parents):
-        if (found := _identity(part)) is not None:
-            yield found
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
 
 
 def _check_apart(found: list[JailDirectory]) -> None:

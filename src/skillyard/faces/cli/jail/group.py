@@ -259,10 +259,7 @@ def closed_places(settings: Settings) -> tuple[Path, ...]:
     """Returns the files and directories that no jail may see."""
     from skillyard.faces.cli.jail import home
 
-    kept = settings.secrets
-    files = kept.files.directory if "files" in kept.readers else None
-    closed = (settings.data_dir, home.base(settings), kept.key_file, kept.vault.token_file, files)
-    return tuple(path for path in closed if path is not None)
+    return (*settings.closed_places, home.base(settings))
 
 
 async def order_of(settings: Settings, grants: Grants, command: tuple[str, ...]) -> JailOrder:
