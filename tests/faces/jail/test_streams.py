@@ -6,13 +6,12 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.faces.jail.conftest import BOUND_S, Jails, marked, until
+from tests.faces.jail.conftest import BOUND_S, Jails, marked
 
 _MIB = 1 << 20
 
@@ -99,45 +98,7 @@ def test_a_signal_ends_the_tree(jails: Jails, number: signal.Signals) -> None:
     assert record.outcome.value == "cancelled"
 
 
-def test_nothing_is_left_of_a_killed_jail(jails: Jails) -> None:
-    process, word = _stubborn(jails, "killed")
-    process.kill()
-    process.wait(BOUND_S)
-    until(lambda: not marked(word), "the end of the program")
-
-
-def test_nothing_is_left_of_a_client_that_hung_up(jails: Jails) -> None:
-    process, word = _stubborn(jails, "hung-up")
-    for stream in (process.stdin, process.stdout):
-        assert stream is not None
-        stream.close()
-    process.wait(BOUND_S)
-    until(lambda: not marked(word), "the end of the program")
-
-
-def test_nothing_survives_its_client(jails: Jails) -> None:
-    """The client is killed, and others hold its ends of the pipes open."""
-    word = f"orphan-{os.getpid()}-{time.monotonic_ns()}"
-    words = jails.words("--", "python3", "-c", _STUBBORN, word)
-    code = "import json, subprocess, sys\nsubprocess.Popen(json.loads(sys.argv[1])).wait()"
-    import json
-
-    reading, writing = os.pipe()
-    client = subprocess.Popen(
-        [sys.executable, "-c", code, json.dumps(words)], env=jails.env, stdin=reading, stdout=subprocess.PIPE
-    )
-    jails.started.append(client)
-    assert client.stdout is not None
-    assert client.stdout.readline() == b"ready\n"
-    client.kill()
-    try:
-        until(lambda: not marked(word), "the end of the program")
-    finally:
-        os.close(reading)
-        os.close(writing)
-
-
-_STUBBORN = """
+STUBBORN = """
 import os, signal, sys
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
     signal.signal(number, signal.SIG_IGN)
@@ -155,7 +116,7 @@ while True:
 def _stubborn(jails: Jails, name: str) -> tuple[subprocess.Popen[bytes], str]:
     """Starts a program that ignores signals and the end of its input, and left a daemon behind."""
     word = f"{name}-{os.getpid()}-{time.monotonic_ns()}"
-    process = jails.start("--", "python3", "-c", _STUBBORN, word)
+    process = jails.start("--", "python3", "-c", STUBBORN, word)
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     assert marked(word)
