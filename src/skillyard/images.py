@@ -76,6 +76,29 @@ async def build_run_image(
     return {**told, "settings": built.settings(languages)}
 
 
+MCP_IMAGES = {"python": ("python", "bash"), "typescript": ("javascript", "typescript", "bash")}
+"""The images of jailed MCP servers, with the languages of each."""
+
+
+async def build_mcp_images(settings: OciSettings, base: str | None, *, offline: bool) -> dict[str, object]:
+    """Builds the images of jailed MCP servers, as :func:`build_run_image` does.
+
+    Returns the ``images`` by language and the ``settings`` that name them.
+    """
+    from skillyard._version import __version__
+
+    version = __version__.replace("+", "-")
+    images = {}
+    for name, languages in MCP_IMAGES.items():
+        tag = f"skillyard/mcp-{name}:{version}"
+        images[name] = await build_run_image(settings, base, tag, languages, offline=offline)
+    by_language = ", ".join(
+        f'{language} = "{images["typescript"]["tag"]}"' for language in ("javascript", "typescript")
+    )
+    lines = f'image = "{images["python"]["tag"]}"\nimages = {{ {by_language} }}\n'
+    return {"images": images, "settings": f"[oci]\n{lines}"}
+
+
 def build_machine_image(
     settings: Settings, output: Path | None, source: Path | None, packages: Sequence[str], said: Callable[[str], None]
 ) -> dict[str, str]:

@@ -108,7 +108,7 @@ class AgentProcess:
         limits = self._streams
         if stream is Stream.CHANNEL:
             most = limits.channel_bytes
-        elif limits.at_cap is AtCap.RING:
+        elif limits.at_cap is not AtCap.END:
             return
         else:
             most = limits.log_bytes
@@ -196,13 +196,10 @@ class AgentSandbox(FilesOfSandbox):
     ) -> AgentProcess:
         if id in self._processes:
             return self._processes[id]
-        if streams.at_cap is AtCap.WAIT:
-            raise ProtectionMissing(
-                "an agent keeps output, and lets no program wait for its reader", protections=["waiting"]
-            )
         left_ms = self.timeout_ms if timeout_ms is None else timeout_ms
         limits = {"log_bytes": streams.log_bytes, "channel_bytes": streams.channel_bytes, "timeout_ms": left_ms}
         fields = {"id": id, "ring": streams.at_cap is AtCap.RING, "stderr_bytes": streams.stderr_bytes, **limits}
+        fields["waits"] = streams.at_cap is AtCap.WAIT
         if isinstance(program, Guest):
             if program.kept:
                 raise ProtectionMissing("an agent keeps no program when others are ended", protections=["keeping"])

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from skillyard.domain.errors import FileNotFound, InvalidInput, OutputDropped, SandboxFault, SandboxGone
-from skillyard.domain.sandbox.spec import AtCap, StreamLimits
+from skillyard.domain.sandbox.spec import AtCap, Stream, StreamLimits
 from skillyard.domain.work.record import Outcome
 from tests.agents import BOUND_S, READY, WAIT, AgentBox, alive, collect, gone, python, until
 
@@ -136,6 +136,39 @@ async def test_a_ring_keeps_the_newest_and_the_program_lives_on(box: AgentBox) -
         await collect(process)
     assert dropped.value.first == 800_000
     assert await collect(process, offset=800_000) == b"".join(b"%09d\n" % i for i in range(80_000, 100_000))
+
+
+async def test_a_program_waits_for_its_reader_and_loses_nothing(box: AgentBox) -> None:
+    """It is a few MiB ahead at the most, and none of its bytes is dropped, also where it ends before it was read."""
+    flood = """
+import os
+for n in range(512):
+    os.write(2, b".")
+    os.write(1, bytes([n % 251]) * 65_536)
+"""
+    process = await box.client().start(python(flood), id="waits", streams=StreamLimits(at_cap=AtCap.WAIT))
+    ahead = 0
+    async for dots in process.output(Stream.STDERR):
+        ahead += len(dots)
+        if ahead > 15:  # 1 MiB: all that comes beyond it is a piece and a pipe
+            break
+    seen = bytearray()
+    async for piece in process.output(Stream.STDOUT):
+        seen += piece
+    assert seen == b"".join(bytes([n % 251]) * 65_536 for n in range(512))
+    assert (await process.wait()).outcome is Outcome.EXIT
+    short = await box.client().start(python("print('x' * 3000)"), id="short", streams=StreamLimits(at_cap=AtCap.WAIT))
+    assert (await short.wait()).outcome is Outcome.EXIT
+    assert await collect(short) == b"x" * 3000 + b"\n"
+
+
+async def test_a_program_that_waits_for_nobody_ends_with_its_deadline(box: AgentBox) -> None:
+    """Nobody reads it, and it writes no more than a few MiB."""
+    flood = "import os\nwhile True: os.write(1, b'x' * 65_536)"
+    streams = StreamLimits(log_bytes=1000, at_cap=AtCap.WAIT)
+    process = await box.client().start(python(flood), id="alone", timeout_ms=1500, streams=streams)
+    assert (await process.wait()).outcome is Outcome.TIMEOUT
+    assert 1 << 20 <= len(await collect(process)) <= 4 << 20
 
 
 async def test_output_that_cannot_be_kept_ends_the_program(tmp_path: Path) -> None:

@@ -297,6 +297,7 @@ def test_variables_without_effect_are_told_of_without_their_values(monkeypatch: 
     monkeypatch.setenv(f"{SANDBOX}WORKSPACE", "rw")
     settings = load_settings()
     assert settings.policy.isolation == "native"
+    assert settings.jail.dir == Path("/srv/servers")
     assert len(settings.notes) == 3
     assert any(f"{SANDBOX}WORKSPACE has no effect" in note for note in settings.notes)
     assert not any("key-of-theirs" in note or "DOMAIN" in note for note in settings.notes)

@@ -20,6 +20,7 @@ ALL = "SKILLFLAW_"
 PREFIX = f"{ALL}SKILL_SANDBOX_"
 _CONNECTION = f"{PREFIX}OPENSANDBOX_"
 _SERVERS = f"{ALL}MCP_SANDBOX_"
+_JAILS = f"{_SERVERS}BASE_DIR"
 CHOOSES = f"{_CONNECTION}DOMAIN"
 """The variable that makes ``opensandbox`` the default isolation."""
 ISOLATION = "opensandbox"
@@ -38,6 +39,8 @@ def read_variables(environ: Mapping[str, str]) -> Foreign:
         if (name := PREFIX + short) in given:
             aliases.append(Alias(name, ours, read(name, given.pop(name))))
     aliases += _images(given)
+    if _JAILS in given:
+        aliases.append(Alias(_JAILS, "jail.dir", given.pop(_JAILS)))
     if (name := f"{PREFIX}NETWORK") in given:
         word = _word(*_NETWORKS)(name, given.pop(name))
         if meant := _NETWORKS[word]:
@@ -82,12 +85,8 @@ def _reference(name: str, text: str) -> str:
 
 
 def _remarks(given: Mapping[str, str]) -> Iterator[str]:
-    servers = [name for name in given if name.startswith(_SERVERS)]
-    if servers:
-        yield f"these variables have no effect, since sandboxes run no MCP servers: {', '.join(servers)}"
     for name in given:
-        if name not in servers:
-            yield f"the variable {name} has no effect: no setting has this name"
+        yield f"the variable {name} has no effect: no setting has this name"
 
 
 def _number(name: str, text: str) -> float:

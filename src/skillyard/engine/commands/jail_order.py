@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Protocol
 
 from skillyard.domain.network.rule import Rule
@@ -33,6 +34,18 @@ class JailOrder:
     gated: tuple[GateSecret, ...] = ()
     cwd: str = "/workspace"
     labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def language(self) -> str:
+        """Returns the language of the program, by which a backend with images has one for it."""
+        return _LANGUAGES.get(PurePosixPath(self.args[0]).name, "python")
+
+
+_LANGUAGES = {
+    **dict.fromkeys(("node", "nodejs"), "javascript"),
+    **dict.fromkeys(("tsx", "ts-node", "deno", "bun"), "typescript"),
+    **dict.fromkeys(("bash", "sh"), "bash"),
+}
 
 
 class Wires(Protocol):

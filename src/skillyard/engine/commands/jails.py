@@ -151,6 +151,7 @@ def _spec(order: JailOrder, offer: Offer) -> SandboxSpec:
         kernel_only=offer.demand.kernel_only,
         allow_degraded=offer.demand.allow_degraded,
         directories=order.directories,
+        language=order.language,
     )
 
 

@@ -36,8 +36,8 @@ the socket is not served. The instance differs for each agent, so that a new one
 
 Operations, with their further fields:
 
-    start      id, args, env, cwd, stdin, timeout_ms, log_bytes, stderr_bytes, channel_bytes, ring; or ``guest`` with
-               the request as data. An id that was started before gives that program: nothing is started twice
+    start      id, args, env, cwd, stdin, timeout_ms, log_bytes, stderr_bytes, channel_bytes, ring, waits; or ``guest``
+               with the request as data. An id that was started before gives that program: nothing is started twice
     process    id                     the limits of a program, and the time that it has left
     list                              the newest programs
     output     id, stream, offset     the stream from there on as data, until the program has ended

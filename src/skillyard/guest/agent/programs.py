@@ -29,6 +29,11 @@ LIVE = 256
 _STUCK_S = 2.0
 """A supervisor that was told to end its tree and has not after this time is ended itself."""
 _PIPE = 1 << 20
+_AHEAD, _KEPT = 1 << 20, 4 << 20
+"""Bytes that a program which waits may be ahead of its reader, and bytes that are kept.
+
+The difference holds all that a lost channel had under way, one more piece and a full pipe.
+"""
 _INPUT_HIGH = 256 * 1024
 
 
@@ -73,6 +78,8 @@ class Program:
         self.ended: dict[str, Any] | None = None
         self.watchers: set[Callable[[], None]] = set()
         self.ring = bool(order.get("ring"))
+        self._waits = bool(order.get("waits"))
+        self._read = dict.fromkeys(STREAMS, 0)
         self._loop, self._kills, self._direct = loop, kills, place.direct
         self._verdict: tuple[str, str] | None = None
         self._began = monotonic()
@@ -89,6 +96,8 @@ class Program:
     def _make_spools(self, order: Mapping[str, Any], directory: str) -> None:
         log, error = max(1, order["log_bytes"]), order.get("stderr_bytes")
         self.caps = {"stdout": log, "stderr": max(1, error if error is not None else log)}
+        if self._waits:
+            self.caps = dict.fromkeys(self.caps, _KEPT)
         self.caps["channel"] = max(1, order["channel_bytes"])
         self.spools = {name: Spool(cap, directory) for name, cap in self.caps.items()}
         logs = [order["log_bytes"]]
@@ -143,10 +152,22 @@ class Program:
             os.set_blocking(self._report, False)
             self._loop.watch(self._report, self._told)
 
-    def _take(self, name: str) -> int:
-        """Moves output into its spool; returns how much."""
+    def was_read(self, name: str, offset: int) -> None:
+        """Learns how far a reader has come. A program that waited for it goes on."""
+        self._read[name] = max(self._read[name], offset)
+        if self._waits and name in self._pipes:
+            self._loop.watch(self._pipes[name], partial(self._take, name))
+
+    def _take(self, name: str, *, last: bool = False) -> int:
+        """Moves output into its spool; returns how much.
+
+        A program that is to wait for its reader fills its pipe, but for what is left at the end.
+        """
         fd = self._pipes.get(name, -1)
         if fd < 0:
+            return 0
+        if self._waits and not last and self.spools[name].size - self._read[name] >= _AHEAD:
+            self._loop.watch(fd)
             return 0
         try:
             data = os.read(fd, CHUNK)
@@ -155,7 +176,7 @@ class Program:
         if not data:
             self._shut(name)
             return 0
-        if not (self.ring and name != "channel"):
+        if name == "channel" or not (self.ring or self._waits):
             budget = self._budgets[name]
             kept = data[: budget[0]]
             budget[0] -= len(kept)
@@ -222,7 +243,7 @@ class Program:
         self._deadline.cancel()
         for name in tuple(self._pipes):
             left = _PIPE
-            while left > 0 and (taken := self._take(name)):
+            while left > 0 and (taken := self._take(name, last=True)):
                 left -= taken
             self._shut(name)
         self._drop_input()

@@ -290,6 +290,7 @@ class _Output(Exchange):
 
     def __init__(self, channel: Channel, number: int, program: Program, name: str, offset: int) -> None:
         super().__init__(channel, number)
+        self._program, self._name = program, name
         self._spool, self._offset = program.spools[name], offset
         self._spool.watchers.add(self.pump)
 
@@ -304,6 +305,7 @@ class _Output(Exchange):
                     self.reply({"size": self._spool.size})
                 return
             self._offset += len(data)
+            self._program.was_read(self._name, self._offset)
             self.send(data)
 
     def closed(self) -> None:

@@ -18,6 +18,7 @@ def image() -> None:
 
 @image.command("build")
 @click.option("--microvm", is_flag=True, help="Build the image of machines for the isolation microvm instead.")
+@click.option("--mcp", is_flag=True, help="Build the images of jailed MCP servers: for Python, and for TypeScript.")
 @click.option(
     "--from",
     "base",
@@ -46,6 +47,7 @@ def image() -> None:
 @data_dir_option
 def build(
     microvm: bool,
+    mcp: bool,
     base: str | None,
     tag: str | None,
     languages: tuple[str, ...],
@@ -61,20 +63,41 @@ def build(
     installed by apt where it has none. The base gets the user of programs, localhost, certificates and time zones.
     Nothing of skillyard is in the image. Prints the settings that name it.
 
+    With --mcp it builds two, skillyard/mcp-python:VERSION and skillyard/mcp-typescript:VERSION, from one base. A jail
+    gets one by the language of its command.
+
     With --microvm, apt fetches a kernel, busybox and the packages of a root. None of their scripts run.
 
     \b
       skillyard image build
       skillyard image build --from debian:bookworm-slim --language javascript --language bash
       skillyard image build --offline --from local/python:1
+      skillyard image build --mcp --from node:22-bookworm-slim
       skillyard image build --microvm --package jq
     """
     import asyncio
 
     from skillyard.config.settings import load_settings
-    from skillyard.images import build_machine_image, build_run_image
+    from skillyard.images import build_machine_image, build_mcp_images, build_run_image
 
     settings = load_settings(data_dir=data_dir)
+    if mcp:
+        wrong: dict[str, object] = {
+            "--microvm": microvm,
+            "--tag": tag,
+            "--language": languages,
+            "--output": output,
+            "--package": packages,
+        }
+        _refuse("--mcp", wrong)
+        both = asyncio.run(build_mcp_images(settings.oci, base, offline=offline))
+        if as_json:
+            emit_json(both)
+            return
+        for each in cast("dict[str, dict[str, object]]", both["images"]).values():
+            _tell(each)
+        click.echo(f"\nIn config.toml:\n\n{both['settings']}", nl=False)
+        return
     if microvm:
         _refuse("--microvm", {"--tag": tag, "--language": languages, "--offline": offline})
         source = None if base is None else Path(base)
@@ -89,10 +112,14 @@ def build(
     if as_json:
         emit_json(told)
         return
+    _tell(told)
+    click.echo(f"\nIn config.toml:\n\n{told['settings']}", nl=False)
+
+
+def _tell(told: dict[str, object]) -> None:
     click.echo(f"{told['tag']} {told['id']}, with Python {told['python']}")
     for note in cast("list[str]", told["notes"]):
         click.echo(f"note: {note}")
-    click.echo(f"\nIn config.toml:\n\n{told['settings']}", nl=False)
 
 
 def _refuse(kind: str, given: dict[str, object]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,14 +18,10 @@ if TYPE_CHECKING:
     from skillyard.engine.secrets.service import GivenSecret
     from skillyard.runtime import Runtime
 
-BASE_DIR = "SKILLFLAW_MCP_SANDBOX_BASE_DIR"
-"""The variable of SkillFlaw for the same directory; the setting jail.dir goes before it."""
-
 
 def base(settings: Settings) -> Path:
     """Returns the directory of the state of all jails."""
-    foreign = os.environ.get(BASE_DIR)
-    chosen = settings.jail.dir or (Path(foreign) if foreign else DataDir(settings.data_dir).jails)
+    chosen = settings.jail.dir or DataDir(settings.data_dir).jails
     return chosen.expanduser().absolute()
 
 
