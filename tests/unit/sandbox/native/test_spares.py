@@ -143,6 +143,17 @@ def test_a_group_rests_until_the_period_of_its_quota_is_over(kept: Kept, tmp_pat
 
 def test_few_groups_are_kept_and_the_oldest_go_first(kept: Kept, tmp_path: Path) -> None:
     groups = [_group(tmp_path / str(number), 2) for number in range(MOST + 1)]
+    for group in groups[:-1]:
+        kept.spares.keep(group, LIMITS)
+    kept.rest()
+    kept.spares.keep(groups[-1], LIMITS)
+    assert kept.buried == groups[:1]
+
+
+def test_many_short_runs_do_not_remove_groups_that_rest(kept: Kept, tmp_path: Path) -> None:
+    groups = [_group(tmp_path / str(number), 2) for number in range(MOST + 1)]
     for group in groups:
         kept.spares.keep(group, LIMITS)
-    assert kept.buried == groups[:1]
+    assert kept.buried == groups[-1:]
+    kept.rest()
+    assert kept.spares.take(LIMITS) is groups[0]

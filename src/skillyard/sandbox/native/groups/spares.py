@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from skillyard.sandbox.native.groups.groups import PERIOD_US, Group, GroupLimits
 
-MOST = 32
+MOST = 64
 REST_S = 2 * PERIOD_US / 1e6
 """Until then the quota of the period in which its sandbox ended, of which little may be left, is over."""
 
@@ -41,7 +41,15 @@ class Spares:
         return None
 
     def keep(self, group: Group, limits: GroupLimits) -> None:
-        """Takes a group whose sandbox is gone. It makes room for a younger one when it has waited longest."""
-        self._held.append((self._clock(), limits, group))
-        if len(self._held) > MOST:
+        """Takes a group whose sandbox is gone.
+
+        Where there is no room, the one that has waited longest goes, unless it still rests: many short runs would else
+        remove each group before it can be used.
+        """
+        now = self._clock()
+        if len(self._held) == MOST:
+            if now - self._held[0][0] < REST_S:
+                self._bury(group)
+                return
             self._bury(self._held.popleft()[2])
+        self._held.append((now, limits, group))
