@@ -147,8 +147,8 @@ def words(path: str) -> list[str]:
 
 def counter(text: str, key: str) -> int:
     """Returns the number behind ``key`` in lines of a key and a number."""
-    words = text.split()
-    return next((int(words[i + 1]) for i in range(0, len(words) - 1, 2) if words[i] == key), 0)
+    _, found, rest = f"\n{text}".partition(f"\n{key} ")
+    return int(rest.partition("\n")[0]) if found else 0
 
 
 PERIOD_US = 100_000
