@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -176,6 +177,21 @@ def test_tasks_outlive_a_remote_that_is_away(serve: Callable[[], Server], remote
         until(lambda: readiness(server)[0] == 200, 60, "it is back")
         told = client.task_watch(task["task_id"], timeout_sec=60)
         assert (told["status"], told["stdout_tail"]) == ("succeeded", "begun\nend\n"), told
+
+
+def test_a_docker_that_is_killed_and_started_again_ends_what_ran_there(
+    serve: Callable[[], Server], remote: OpenSandbox
+) -> None:
+    with serve() as server, server.client() as client:
+        task = client.run_cmd_async(SKILL, "echo begun; sleep 1000", limits=SMALL)
+        until(partial(_said, client, task, "begun"), 60, "it works")
+        remote.docker.stop(signal.SIGKILL)
+        remote.docker.start()
+        told = client.task_watch(task["task_id"], timeout_sec=120)
+        assert (told["status"], told["reason"]) == ("failed", "lost"), told
+        until(lambda: remote.containers() == [], 60, "nothing of it is left")
+        again = client.run_cmd(SKILL, "echo again", limits=SMALL)
+        assert (again["status"], again["stdout"]) == ("succeeded", "again\n"), again
 
 
 def test_a_server_that_is_stopped_when_the_remote_is_back_leaves_nothing(

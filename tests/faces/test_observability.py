@@ -161,6 +161,7 @@ def test_metrics_have_fixed_labels() -> None:
     metrics.response("/skills/a.b/1.0.0", 200)
     metrics.response("/../../etc", 404)
     metrics.gauge("runs_waiting", "Waiting.", lambda: 7)
+    metrics.sandboxes("oci", lambda: {"lent": 3, "ready": 4})
     text = metrics.render().decode()
     for line in (
         'skillyard_runs_total{kind="run_code",outcome="timeout",status="failed"} 1.0',
@@ -173,6 +174,7 @@ def test_metrics_have_fixed_labels() -> None:
         'skillyard_network_connections_total{decision="refused"} 2.0',
         'skillyard_network_bytes_total{direction="received"} 2000.0',
         "skillyard_runs_waiting 7.0",
+        'skillyard_backend_sandboxes{isolation="oci",state="ready"} 4.0',
         "skillyard_lost_runs_total 2.0",
         'skillyard_faults_total{part="server"} 1.0',
     ):

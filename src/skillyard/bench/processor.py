@@ -20,6 +20,7 @@ from skillyard.bench.subject import Skipped, WrongResult
 from skillyard.bench.turns import Rounds, median
 
 OURS, PROTOTYPE, AGAINST = "skillyard", "rough prototype", "against"
+_NAME = "skillyard-bench"
 _ACCOUNTS = ("/sys/fs/cgroup/cpuacct", "/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup")
 _PROCESS_CLOCK = 2
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -101,11 +102,21 @@ def _account(name: str) -> Path | None:
     for base in map(Path, _ACCOUNTS):
         counting = (base / "cpuacct.usage").exists() or (base / "cgroup.controllers").exists()
         if counting:
+            _sweep(base)
             with contextlib.suppress(OSError):
                 place = base / name
                 place.mkdir(0o700)
                 return place
     return None
+
+
+def _sweep(base: Path) -> None:
+    """Removes the control groups of benchmarks that were killed."""
+    for group in base.glob(f"{_NAME}-*"):
+        pid = group.name.removeprefix(f"{_NAME}-").partition("-")[0]
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            with contextlib.suppress(OSError):  # one with processes in it stays
+                group.rmdir()
 
 
 def _tree(first: int) -> list[int]:
@@ -190,7 +201,7 @@ def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
 
 @contextmanager
 def _worker(name: str, command: Sequence[str]) -> Iterator[Worker]:
-    account = Account(f"skillyard-bench-{os.getpid()}-{name}")
+    account = Account(f"{_NAME}-{os.getpid()}-{name}")
     joins = account.join()
     wrapped = ["/bin/sh", "-c", 'echo 0 > "$0" && exec "$@"', joins, *command] if joins else command
     process = subprocess.Popen(

@@ -44,7 +44,7 @@ from skillyard.faces.news import News
 from skillyard.faces.observability.logs import fan_out, log_event, logging_to
 from skillyard.faces.observability.metrics import Metrics
 from skillyard.faces.rpc.dispatcher import Dispatcher, Invoke
-from skillyard.ports.sandbox import Remote
+from skillyard.ports.sandbox import Counting, Remote
 from skillyard.ports.tokens import TokenStore
 from skillyard.runtime import Runtime
 
@@ -176,6 +176,9 @@ class _Process:
         self._metrics.gauge("runs_running", "Runs with a place.", lambda: app.admission.running)
         self._metrics.gauge("runs_waiting", "Runs that wait for one.", lambda: app.admission.waiting)
         self._metrics.gauge("sandboxes", "Sandboxes that runs use.", lambda: len(app.active))
+        for backend in app.backends:
+            if isinstance(backend, Counting):
+                self._metrics.sandboxes(backend.name, backend.counts)
 
     def _remark(self, offer: Offer, backends: Backends) -> None:
         """Logs facts for the operator before the server is used."""

@@ -5,7 +5,7 @@ It is wide enough for a fork, a container and a cluster.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from skillyard.domain.network.session import Egress
@@ -287,6 +287,15 @@ class MadeByPart(Protocol):
     @property
     def made(self) -> str:
         """Returns a word about the part, for records; empty where nothing is to be said."""
+        ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A backend that counts the sandboxes of this server without asking anybody."""
+
+    def counts(self) -> Mapping[str, int]:
+        """Returns the numbers of those that are ``lent`` or held open, and of those that are made ahead: ``ready``."""
         ...
 
 

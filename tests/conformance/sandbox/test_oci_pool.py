@@ -88,10 +88,12 @@ async def test_each_is_lent_once_and_counted_only_then(backend: OciBackend, engi
     [ready] = containers(engine[0])
     assert await backend.survey() == []
     assert await backend.stats() == {"sandboxes": 1, "lent": 0, "ready": 1}
+    assert backend.counts() == {"lent": 0, "ready": 1}
     with pytest.raises(SandboxGone):
         await backend.attach(ready)
     one, other = await asyncio.gather(backend.create(SPEC, "one"), backend.create(SPEC, "other"))
     assert one.handle != other.handle
+    assert backend.counts()["lent"] == 2
     assert ready in (one.handle, other.handle)
     assert await backend.create(SPEC, "one") is one
     assert {held.key: held.handle for held in await backend.survey()} == {"one": one.handle, "other": other.handle}

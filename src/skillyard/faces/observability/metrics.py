@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -77,6 +78,12 @@ class Metrics:
         self._create_seconds = Histogram(
             "skillyard_sandbox_create_seconds", "Spent making a sandbox.", buckets=SECONDS, registry=registry
         )
+        self._held = Gauge(
+            "skillyard_backend_sandboxes",
+            "Sandboxes of this server at an engine or a provider.",
+            ["isolation", "state"],
+            registry=registry,
+        )
         self._connections = Counter(
             "skillyard_network_connections", "Connections that runs tried.", ["decision"], registry=registry
         )
@@ -111,6 +118,11 @@ class Metrics:
     def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
         """Adds a value that is read when it is asked for."""
         Gauge(f"skillyard_{name}", help, registry=self._registry).set_function(read)
+
+    def sandboxes(self, isolation: str, read: Callable[[], Mapping[str, int]]) -> None:
+        """Adds the sandboxes of an isolation by state, read when they are asked for."""
+        for state in ("lent", "ready"):
+            self._held.labels(isolation, state).set_function(partial(_number, read, state))
 
     def render(self) -> bytes:
         """Returns Prometheus' text format, version 0.0.4."""
@@ -180,6 +192,10 @@ class Metrics:
 
 
 _SERVICES = "/services/{task_id}/{port}"
+
+
+def _number(read: Callable[[], Mapping[str, int]], state: str) -> float:
+    return read()[state]
 
 
 def _known(path: str) -> str:

@@ -37,7 +37,7 @@ from skillyard.sandbox.oci.container import Image, Surroundings
 from skillyard.sandbox.oci.engine import Engine, EngineRefused
 from skillyard.sandbox.oci.home import OURS, Home
 from skillyard.sandbox.oci.pool import Pool, shape_of
-from skillyard.sandbox.oci.probe import LOOK, WITHOUT, absent, judge, seen_outside
+from skillyard.sandbox.oci.probe import LOOK, WITHOUT, absent, facts_of, judge, seen_outside
 from skillyard.sandbox.registry import Kind, Place
 from skillyard.sandbox.turns import Turns
 from skillyard.threads import answered
@@ -130,17 +130,11 @@ class OciBackend:
         version, info = await self._engine.version(), await self._engine.call("GET", "/info")
         self._processors = max(1, int(info.get("NCPU") or 1))
         self._bounds_queues = bool(info.get("KernelMemoryTCP")) and str(info.get("CgroupVersion")) == "1"
-        parts = {str(part.get("Name", "")): str(part.get("Version", "")) for part in version.get("Components") or ()}
-        self._is_podman = any("podman" in name.lower() for name in parts)
-        runtime = self._settings.runtime or str(info.get("DefaultRuntime") or "")
-        return {
-            "engine": "podman" if self._is_podman else "docker",
-            "engine_version": str(version.get("Version", "")),
-            "api_version": str(version.get("ApiVersion", "")),
-            "runtime": runtime,
-            "engine_kernel": str(version.get("KernelVersion", "")),
-            "cgroup_version": str(info.get("CgroupVersion", "")),
-        }
+        listed = await self._engine.call("GET", "/containers/json", all=1, filters=json.dumps({"label": [_OWNER_ID]}))
+        ready = sum(bool(one["Labels"].get(_READY)) for one in listed)
+        told = facts_of(version, info, self._settings.runtime)
+        self._is_podman = told["engine"] == "podman"
+        return told | {"containers": f"{len(listed)} of all servers of skillyard at this engine, {ready} made ahead"}
 
     async def _seen(self, image: Image, spec: SandboxSpec) -> tuple[Mapping[str, Any], Protection]:
         """Returns what a program sees in a container of ``image``, and its way out. Raises SkillyardError."""
@@ -398,6 +392,9 @@ class OciBackend:
         """Returns how many containers there are: ``sandboxes``, of these ``lent`` and ``ready``."""
         lent, ready = len(await self.survey()), self._pool.count
         return {"sandboxes": lent + ready, "lent": lent, "ready": ready}
+
+    def counts(self) -> dict[str, int]:
+        return {"lent": len(self._open), "ready": self._pool.count}
 
     async def destroy(self, handle: str) -> Usage:
         if handle not in self._destroying:

@@ -97,6 +97,19 @@ def judge(
     return Probe("oci", True, found, told, abilities)
 
 
+def facts_of(version: Mapping[str, Any], info: Mapping[str, Any], runtime: str) -> dict[str, str]:
+    """Returns what an engine tells of itself, as texts."""
+    parts = [str(part.get("Name", "")) for part in version.get("Components") or ()]
+    return {
+        "engine": "podman" if any("podman" in name.lower() for name in parts) else "docker",
+        "engine_version": str(version.get("Version", "")),
+        "api_version": str(version.get("ApiVersion", "")),
+        "runtime": runtime or str(info.get("DefaultRuntime") or ""),
+        "engine_kernel": str(version.get("KernelVersion", "")),
+        "cgroup_version": str(info.get("CgroupVersion", "")),
+    }
+
+
 def absent(why: str, facts: Mapping[str, str], mend: str = "", *, away: bool = False) -> Probe:
     """Returns the probe of a host where the backend cannot work; ``away`` says that it may soon."""
     nothing = Protection(Level.MISSING, why=why, mend=mend)

@@ -312,6 +312,9 @@ class OpenSandboxBackend:
         found = [one for one in ours if _HANDLE.fullmatch(one.id)]
         return [Held(one.id, _key(one), _owner(one), max(0.0, now - one.started)) for one in found]
 
+    def counts(self) -> dict[str, int]:
+        return {"lent": len(self._open), "ready": 0}
+
     async def destroy(self, handle: str) -> Usage:
         if handle not in self._destroying:
             self._owed.add(handle)
