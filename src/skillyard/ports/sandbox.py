@@ -295,7 +295,7 @@ class Counting(Protocol):
     """A backend that counts the sandboxes of this server without asking anybody."""
 
     def counts(self) -> Mapping[str, int]:
-        """Returns the numbers of those that are ``lent`` or held open, and of those that are made ahead: ``ready``."""
+        """Returns the numbers of sandboxes: ``lent`` ones, and ``ready`` ones, which are made ahead."""
         ...
 
 
