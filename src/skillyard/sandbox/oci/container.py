@@ -24,8 +24,8 @@ VARIABLE = "SKILLYARD_AGENT"
 LEASE_S = 10.0
 OVERHEAD_MB = 48
 """Memory of the agent, of its channel and of a worker for files."""
-OVERHEAD_PIDS = 3
-"""The agent, its channel, and a program that makes others or a worker for files."""
+OVERHEAD_PIDS = 2
+"""The agent, and a program that makes others or a worker for files."""
 FILES = 4096
 PROCESSES = 32_768
 """Processes of the user of all containers together, for Podman: each container has its own limit beside."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import dedent
 from typing import Any
 
 from skillyard.testing.attacks.attack import CONTAINED, Family, Judgement, broken, escaped
@@ -9,7 +10,13 @@ from skillyard.verify.site import Site
 
 CHANNEL = Family("channel", invariants=(7,))
 
-_FRAMES = r"""
+_FIND = """
+named = [word for word in open("/proc/self/cmdline").read().split(chr(0)) if word[:3] == "fd:"]
+CHANNEL = int(named[-1][3:]) if named else 3  # an agent names the request and the channel in the guest's words
+"""
+_FRAMES = (
+    _FIND
+    + r"""
 import json
 def frame(kind, payload):
     return kind + len(payload).to_bytes(4, "big") + payload
@@ -22,11 +29,12 @@ def end(n, size):
 def write(data):
     view = memoryview(data)
     while view:
-        view = view[os.write(3, view):]
+        view = view[os.write(CHANNEL, view):]
 armed()
 write({FRAMES})
 os._exit(0)
 """
+)
 
 _LIES = {"SandboxError", "OutputNotSerializable", "OutputTooLarge", "PolicyRefused", "output", "SystemExit", "exit"}
 
@@ -113,9 +121,13 @@ CHANNEL.steps("blob-ids", "Write a blob under an id of its own choice.", _claims
 CHANNEL.program(
     "descriptors",
     "Send open descriptors over the channel to the server, and fill its table with them.",
-    """
-    import array
-    channel = socket.socket(fileno=os.dup(3))
+    _FIND
+    + dedent("""
+    import array, stat
+    if not stat.S_ISSOCK(os.fstat(CHANNEL).st_mode):  # a pipe takes none
+        armed()
+        os._exit(0)
+    channel = socket.socket(fileno=os.dup(CHANNEL))
     fds = array.array("i", [os.open("/dev/null", os.O_RDONLY)] * 200)
     sent = 0
     channel.setblocking(False)
@@ -127,7 +139,7 @@ CHANNEL.program(
         sent += 1
     armed()
     os._exit(0)
-    """,
+    """),
     ends=("SandboxError", "exit", "SystemExit", "OutputNotSerializable"),
 )
 

@@ -146,7 +146,8 @@ async def _secrets(site: Site) -> Judgement:
     tail = secret_value(site)[-8:]
     if SECRET in said or tail in said or tail[::-1] in said:
         return escaped("the secret is in the command's environment")
-    return CONTAINED if "PATH=" in said else broken("the command saw no environment")
+    # A large file of /run leaves the tail of the output alone, which ends with the environment backwards.
+    return CONTAINED if "PATH=" in said or "=HTAP" in said else broken("the command saw no environment")
 
 
 COMMANDS.steps(

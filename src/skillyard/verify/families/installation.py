@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from skillyard.domain.sandbox.spec import SandboxSpec
+from skillyard.ports.sandbox import Backend
 from skillyard.testing.attacks.attack import (
     CONTAINED,
     WORKS,
@@ -22,11 +24,20 @@ RANDOMNESS = Family("randomness", invariants=(3, 8))
 BENIGN = Family("benign")
 
 
+def _backend(site: Site) -> Backend:
+    assert site.runtime is not None
+    offer = site.runtime.app.backends.default
+    assert offer is not None
+    return offer.backend
+
+
 async def _after_imports(site: Site) -> Judgement:
     """Draws in an environment whose interpreter has drawn before."""
     assert site.runtime is not None
     if not site.runtime.app.config.native.preloads:
         return not_applicable("native.preload_mb is 0: nothing is imported ahead")
+    if await _backend(site).prepare(SandboxSpec()) is None:
+        return not_applicable("this isolation imports nothing ahead")
     (await site.run_code({"code": "def main(args): pass", "environment": WARM})).given()
     await site.runtime.app.ahead.settled()
     for children in (False, True):
