@@ -21,7 +21,7 @@ from skillyard.bench.turns import Rounds, median
 
 OURS, PROTOTYPE, AGAINST = "skillyard", "rough prototype", "against"
 _NAME = "skillyard-bench"
-_ACCOUNTS = ("/sys/fs/cgroup/cpuacct", "/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup")
+ACCOUNTS = ("/sys/fs/cgroup/cpuacct", "/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup")
 _PROCESS_CLOCK = 2
 _TICKS = os.sysconf("SC_CLK_TCK")
 _LOOK_S = 0.5
@@ -99,7 +99,7 @@ class Account:
 
 
 def _account(name: str) -> Path | None:
-    for base in map(Path, _ACCOUNTS):
+    for base in map(Path, ACCOUNTS):
         counting = (base / "cpuacct.usage").exists() or (base / "cgroup.controllers").exists()
         if counting:
             _sweep(base)

@@ -11,7 +11,7 @@ from skillyard.bench import processor
 
 
 def test_a_new_account_removes_those_of_dead_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "_ACCOUNTS", (str(tmp_path),))
+    monkeypatch.setattr(processor, "ACCOUNTS", (str(tmp_path),))
     (tmp_path / "cpuacct.usage").write_text("0\n")
     dead, alive, other = f"skillyard-bench-{2**22 + 1}-native", f"skillyard-bench-{os.getpid()}-a", "skillyard-7"
     for name in (dead, alive, other):
