@@ -162,7 +162,8 @@ class QemuRestored:
 
     title = "`qemu -incoming`"
     _SHELL = """b=/run/machine/busybox
-python3 -I -c 'import json'
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+python3 -I -c 'import json' || exit
 echo ready
 while true; do
     until read -r line; do $b usleep 20000; done

@@ -52,6 +52,7 @@ def backends(
     Starts the real component of each, names those that are lacking, and writes markdown. Without --only and --part all
     of it is measured, which takes hours. With --results a later call adds to what earlier ones measured.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # what was started is ended
     plan = Plan.of(quick=quick, rounds=rounds, runs=runs)
     with ExitStack() as stack:
