@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -46,3 +49,44 @@ async def test_a_killed_skillyard_leaves_nothing_and_a_lost_call(tmp_path: Path)
         assert (run["kind"], run["status"], run["outcome"]) == ("tools.call", "failed", "lost")
         assert await yard.held() == []
         assert (await yard.tool("echo", {"text": "again"}))["status"] == "completed"
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(40, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+async def test_a_server_that_is_killed_again_and_again_gives_each_call_one_end(tmp_path: Path, rounds: int) -> None:
+    """Callers go away meanwhile, too. Whoever was answered has a completed run, and no other."""
+    tmp_path.chmod(0o755)
+    mark = f"--mark={tmp_path.name}-{id(tmp_path)}"
+    toy = {**SERVER, "command": ["python3", MARK, mark], "shared": True, "calls_each": 16}
+    async with yard_of(tmp_path / "data", mcp={"servers": {"toy": toy}}) as yard:
+        await yard.call("tools.refresh", server="toy")
+        known: set[str] = set()
+        for number in range(rounds):
+            calls = [asyncio.ensure_future(yard.tool("sleep", {"seconds": 0.05})) for _ in range(8)]
+            async with asyncio.timeout(60):
+                while not sum(kept.calls for kept in yard.runtime.app.gateway.kept()) and not all(
+                    call.done() for call in calls
+                ):
+                    await asyncio.sleep(0.01)
+            calls[number % 8].cancel()
+            for pid in programs(mark):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            told = await asyncio.gather(*calls, return_exceptions=True)
+            runs = (await yard.call("runs.list", limit=20))["runs"]
+            ends = {run["run_id"]: (run["status"], run.get("outcome")) for run in runs if run["run_id"] not in known}
+            known |= ends.keys()
+            assert len(ends) in (7, 8), "one caller went away, perhaps before its call began"
+            for each in told:
+                if isinstance(each, asyncio.CancelledError):
+                    continue
+                assert isinstance(each, dict), each
+                status, outcome = ends[each["run_id"]]
+                assert status == each["status"]
+                assert (status, outcome) in {("completed", "exit"), ("failed", "lost"), ("failed", None)}, each
+            assert all(status != "running" for status, _ in ends.values()), ends
+            async with asyncio.timeout(60):
+                while programs(mark) or await yard.held():
+                    await asyncio.sleep(0.05)
+            for kept in yard.runtime.app.gateway.kept():
+                kept._not_before = 0.0  # what waits between starts is tested elsewhere
+        assert (await yard.tool("echo", {"text": "still here"}))["status"] == "completed"
