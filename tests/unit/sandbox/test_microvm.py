@@ -234,6 +234,17 @@ async def test_a_missing_client_of_the_monitor_names_the_mend(
     assert [path.name for path in (tmp_path / "snapshots").iterdir()] == ["lock"]
 
 
+@pytest.mark.parametrize(
+    ("mode", "group", "words"),
+    [
+        (0o600, 0, None), (0o660, 0, None), (0o640, 12, None), (0o600, 12, None),
+        (0o660, 12, ["--groups", "12"]), (0o666, 0, ["--clear-groups"]), (0o666, 12, ["--clear-groups"]),
+    ],
+)  # fmt: skip
+def test_qemu_gets_the_group_of_kvm_and_never_that_of_root(mode: int, group: int, words: list[str] | None) -> None:
+    assert machine.kvm_groups(os.stat_result((mode, 0, 0, 0, 0, group, 0, 0, 0, 0))) == words
+
+
 def test_the_room_of_qemu_is_its_machine_and_what_it_needs_itself() -> None:
     for accel, own_mb in (("tcg", 384), ("kvm", 256)):
         room = machine.Shape("qemu", "7", accel, 1280, 2).room()

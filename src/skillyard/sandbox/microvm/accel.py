@@ -17,6 +17,7 @@ from pathlib import Path
 
 from skillyard.config.backends import MicrovmSettings
 from skillyard.domain.errors import SandboxFault
+from skillyard.sandbox.microvm import machine
 from skillyard.sandbox.microvm.image import Image
 from skillyard.sandbox.microvm.machine import Shape
 from skillyard.sandbox.microvm.snapshot import booted, last_words
@@ -76,6 +77,9 @@ class Accelerator:
         """Returns why KVM cannot be used; empty when a guest answered."""
         if not _DEVICE.exists():
             return "there is no /dev/kvm"
+        if uid is not None and machine.kvm_groups(_DEVICE.stat()) is None:
+            mend = "give it to the group kvm, with the right to read and write"
+            return f"/dev/kvm is closed to the user of QEMU, which is not root; {mend}"
         key = f"{_boot()} {shape.version} {image.digest}"
         kept = self._state / "kvm.json"
         with suppress(OSError, ValueError):

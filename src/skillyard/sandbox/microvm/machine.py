@@ -123,11 +123,21 @@ def confined(uid: int | None, accel: str, dies: bool) -> list[str]:
             *end,
             "--",
         ]
-    groups = ["--clear-groups"]
-    if accel == "kvm":
-        groups = ["--groups", str(Path("/dev/kvm").stat().st_gid)]
+    groups = (kvm_groups(Path("/dev/kvm").stat()) if accel == "kvm" else None) or ["--clear-groups"]
     user = ["--reuid", str(uid), "--regid", str(uid), *groups, "--inh-caps=-all", "--bounding-set=-all"]
     return ["unshare", "--net", "--ipc", "--", "setpriv", *user, "--no-new-privs", *end, "--"]
+
+
+def kvm_groups(device: os.stat_result) -> list[str] | None:
+    """Returns words for setpriv: groups that may open /dev/kvm; None where only root may.
+
+    Root's group is given to nobody.
+    """
+    if device.st_mode & 0o006 == 0o006:
+        return ["--clear-groups"]
+    if device.st_gid != 0 and device.st_mode & 0o060 == 0o060:
+        return ["--groups", str(device.st_gid)]
+    return None
 
 
 def launch(
