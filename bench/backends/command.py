@@ -20,8 +20,6 @@ from bench.backends import held
 from bench.backends.components import COMPONENTS, Component, Lacking
 from bench.backends.cost import Plan, measure
 from bench.backends.page import put, tables
-from skillyard.client.errors import RunFailed
-from skillyard.domain.errors import SkillyardError
 from skillyard.sandbox.registry import BACKENDS
 from skillyard.stores.disk import remove_tree
 
@@ -90,7 +88,7 @@ def _measured(name: str, part: str, plan: Plan, *, quick: bool) -> dict[str, Any
             bare = component.bare.title if component.bare else ""
     except (Lacking, pytest.skip.Exception) as why:
         return {"lacking": str(why)}
-    except (SkillyardError, RunFailed, AssertionError, OSError, TimeoutError) as error:
+    except Exception as error:  # noqa: BLE001 - also a component's own failure is a result, and others go on
         done, versions, bare = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}, {}, ""
         _say(f"{name}: {part}: {done['error']}")
     finally:

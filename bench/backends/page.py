@@ -87,8 +87,8 @@ def _kept_out(shown: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
             rows += [(f"{title}: {_few(checks)}", why) for why, checks in ordered]
         for attack, verdict, why in found.get("battery", {}).get("failed", []):
             rows.append((f"`verify`: {attack}", f"{verdict}: {why}"))
-        for code, _, gave in found.get("programs", {}).get("others", []):
-            rows.append((f"program `{code}`", f"gave {gave}"))
+        for code, _, gave, *why in found.get("programs", {}).get("others", []):
+            rows.append((f"program `{code}`", "; ".join(filter(None, (f"gave {gave}", *why)))))
         if rows:
             yield f"\n### {name}\n"
             yield "| what | why |\n| --- | --- |"
