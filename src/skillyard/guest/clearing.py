@@ -35,7 +35,8 @@ def clear(workspace: str, spared: frozenset[int] = frozenset()) -> list[str]:
 def _emptied(place: str) -> list[str]:
     """Empties a directory, and makes it as it was at first; returns the names that are left."""
     try:
-        if not os.statvfs(place).f_flag & os.ST_RDONLY:
+        # One that is another user's is as it was: no program could change it.
+        if stat.S_IMODE(os.stat(place).st_mode) != _OPEN and not os.statvfs(place).f_flag & os.ST_RDONLY:
             os.chmod(place, _OPEN)
         top = open_directory(place)
     except FileNotFoundError:

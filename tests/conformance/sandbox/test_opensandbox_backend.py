@@ -30,6 +30,7 @@ content-packages_can_be_imported
 egress-proxy_clients_find_the_gate_and_nobody_elses egress-the_trusted_certificates_are_its_own
 guest-skills_and_blobs_are_read
 survival-start_and_create_of_an_earlier_server_are_found
+keeping-calls_find_files_of_the_workspace_alone
 """
 SHORT = frozenset(_SHORT.split())
 BEYOND: dict[str, str] = {}

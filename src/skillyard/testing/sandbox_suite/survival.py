@@ -322,6 +322,26 @@ async def _goes_on(sandbox: Sandbox, kept: Process) -> None:
         await until(kept, who + b" " + word)
 
 
+LEAVES = """
+import os, sys
+print(sorted(os.listdir(HERE + "/tmp")), os.path.exists("mine"))
+for path in ("mine", HERE + "/tmp/left"):
+    open(path, "w").close()
+"""
+
+
+@keeping.check("private_proc")
+async def calls_find_files_of_the_workspace_alone(ground: Ground) -> None:
+    """A session of any backend: what is there beside its programs is not taken for something that a call left."""
+    async with ground.sandbox() as sandbox:
+        for before in (b"[] False\n", b"[] True\n"):
+            call = await sandbox.start(python(LEAVES), id=fresh("call"))
+            expect(await collect(call) == before, "a call finds the workspace, and nothing else")
+            await call.wait()
+            left = await _cleared(sandbox)
+            expect(left == [], "nothing is left of it", left)
+
+
 @keeping.check("keeping")
 async def kept_program_outlives_a_clearing(ground: Ground) -> None:
     async with _keeping(ground) as (sandbox, kept):
