@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faces.mcp.stdio_bridge import bridged
 from tests.faces.mcp.test_processes import Served, environ, serving
 
 PLACE = Path("/usr/local/lib/skillyard-ci/mcp-clients")
@@ -42,6 +43,13 @@ SCENARIOS = (
     "input-required-result-unsupported-methods",
 )
 """With the short ones, those that need no prepared server; docs/mcp.md tells of the others."""
+OF_HTTP = {
+    "server-session-lifecycle",
+    "dns-rebinding-protection",
+    "http-header-validation",
+    "server-sse-multiple-streams",
+}
+OVER_STDIO = [name for name in (*SHORT, *SCENARIOS) if name not in OF_HTTP]
 
 SCRIPT = """
 const code = {language: 'python', code: 'def main(args): return {x: 1}'.replace('x:', '"x":')};
@@ -112,7 +120,20 @@ def test_the_inspector(served: Served, way: str) -> None:
 
 @pytest.mark.parametrize("scenario", [*SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in SCENARIOS)])
 def test_conformance(served: Served, scenario: str) -> None:
+    _conforms(served, f"{served.url}/mcp", scenario)
+
+
+@pytest.mark.parametrize(
+    "scenario", [pytest.param(name, marks=() if name in SHORT else pytest.mark.long) for name in OVER_STDIO]
+)
+def test_conformance_over_stdio(served: Served, scenario: str) -> None:
+    command = [sys.executable, "-m", "skillyard", "mcp"]
+    with bridged(command, environ(served.data_dir)) as url:
+        _conforms(served, url, scenario)
+
+
+def _conforms(served: Served, url: str, scenario: str) -> None:
     suite = MODULES / "conformance" / "dist" / "index.js"
-    done = node(served, suite, "server", "--url", f"{served.url}/mcp", "--scenario", scenario)
+    done = node(served, suite, "server", "--url", url, "--scenario", scenario)
     assert done.returncode == 0, done.stdout[-4000:]
     assert ", 0 failed" in done.stdout
