@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.sandbox.oci_ground import BASE, build, import_python
+from tests.conformance.sandbox.opensandbox_ground import API_KEY, open_sandbox
 from tests.faces.jail.conftest import BOUND_S, Jails, until
 from tests.faces.jail.test_reach import serving
 from tests.hosts.docker_engine import Docker, docker_daemon
@@ -86,13 +87,46 @@ def test_streams_pass_through_and_the_command_chooses_the_image(jails: Jails, ma
     code = "process.stdin.on('data', (d) => process.stdout.write(String(d).toUpperCase()))"
     done = jails.run("--isolation", "oci", "--env", "MINE", "--", "node", "-e", code, stdin=b"abc", env={"MINE": "1"})
     assert (done.returncode, done.stdout) == (0, b"ABC"), done.stderr
-    jails.more |= {"SKILLYARD_NETWORK__HOSTS": '{"web.test": ["127.0.0.1"]}'}
-    with serving([]) as port:
-        ask = f"import urllib.request as u; print(u.urlopen('http://web.test:{port}/x').read())"
-        done = jails.run("--isolation", "oci", "--allow", f"web.test:{port}", "--", "python3", "-c", ask)
+    _reaches(jails, "oci")
     refused = jails.run("--isolation", "oci", "--read", "/srv", "--", "true")
     assert b"cannot show directories of the host" in refused.stderr
     assert _containers(made) == []
+
+
+def _reaches(jails: Jails, isolation: str) -> None:
+    """The host that is named, and no other."""
+    jails.more |= {"SKILLYARD_NETWORK__HOSTS": '{"web.test": ["127.0.0.1"]}'}
+    heard: list[str] = []
+    with serving(heard) as port:
+        ask = f"import urllib.request as u; print(u.urlopen('http://web.test:{port}/x').read())"
+        command = ("--isolation", isolation, "--allow", f"web.test:{port}", "--", "python3", "-c", ask)
+        done = jails.run(*command)
+        assert (done.returncode, done.stdout) == (0, b"b'answer'\n"), done.stderr
+        command = (*command[:3], "other.test", *command[4:])
+        assert jails.run(*command).returncode == 1
+    assert heard == ["GET /x"]
+
+
+def test_streams_pass_through_at_opensandbox(jails: Jails, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with open_sandbox(tmp_path_factory.mktemp("server")) as remote:
+        given = remote.settings()
+        jails.more = {
+            "SKILLYARD_OPENSANDBOX__DOMAIN": given.domain,
+            "SKILLYARD_OPENSANDBOX__API_KEY": API_KEY,
+            "SKILLYARD_OPENSANDBOX__IMAGE": BASE,
+        }
+        sent = bytes(range(256)) * ((1 << 20) // 256)
+        done = jails.run("--isolation", "opensandbox", "--", "cat", stdin=sent)
+        assert (done.returncode, done.stdout == sent) == (0, True), done.stderr
+        _reaches(jails, "opensandbox")
+        process = jails.start(
+            "--isolation", "opensandbox", "--", "python3", "-c", "print('ready', flush=True); input()"
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGTERM)
+        process.wait(BOUND_S)
+        until(lambda: not remote.containers(), "the end of the sandbox", 120.0)
 
 
 def test_a_killed_jail_leaves_no_container(jails: Jails, made: Made) -> None:

@@ -332,7 +332,7 @@ for path in ("mine", HERE + "/tmp/left"):
 
 @keeping.check("private_proc")
 async def calls_find_files_of_the_workspace_alone(ground: Ground) -> None:
-    """A session of any backend: what is there beside its programs is not taken for something that a call left."""
+    """A session keeps its sandbox on any backend: a call that leaves nothing is seen to leave nothing."""
     async with ground.sandbox() as sandbox:
         for before in (b"[] False\n", b"[] True\n"):
             call = await sandbox.start(python(LEAVES), id=fresh("call"))
