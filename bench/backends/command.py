@@ -48,7 +48,8 @@ def backends(
     """Compare the backends: what each holds, and what it costs.
 
     Starts the real component of each, names those that are lacking, and writes markdown. Without --only and --part all
-    of it is measured, which takes hours. With --results a later call adds to what earlier ones measured.
+    of it is measured, which takes hours. With --results a later call adds to what earlier ones measured, and a suite
+    that was ended in the middle goes on.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # what was started is ended
@@ -60,8 +61,11 @@ def backends(
             file = place / f"{name}.json"
             found = json.loads(file.read_text("utf-8")) if file.exists() else {}
             for part in parts or PARTS:
-                found |= _measured(name, part, plan, quick=quick)
+                journal = place / f"{name}.{part}.jsonl"
+                found |= _measured(name, part, plan, journal, quick=quick)
                 file.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+                if "error" not in found.get(part, {"error": "lacking"}):
+                    journal.unlink(missing_ok=True)
                 if "lacking" in found:
                     break
         told = {
@@ -74,7 +78,7 @@ def backends(
         click.echo(text, nl=False)
 
 
-def _measured(name: str, part: str, plan: Plan, *, quick: bool) -> dict[str, Any]:
+def _measured(name: str, part: str, plan: Plan, journal: Path, *, quick: bool) -> dict[str, Any]:
     """Returns the results of one part, in a directory of its own."""
     if name not in COMPONENTS:
         return {"lacking": "this table has no component for it: bench/backends/components.py"}
@@ -83,7 +87,7 @@ def _measured(name: str, part: str, plan: Plan, *, quick: bool) -> dict[str, Any
     try:
         with COMPONENTS[name](_made(scratch / "c")) as component:
             _say(f"{name}: {part}")
-            done = asyncio.run(_part(part, name, component, _made(scratch / "w"), plan, quick=quick))
+            done = asyncio.run(_part(part, name, component, _made(scratch / "w"), plan, journal, quick=quick))
             versions = {key: " ".join(text.split()) for key, text in component.versions.items()}
             bare = component.bare.title if component.bare else ""
     except (Lacking, pytest.skip.Exception) as why:
@@ -98,9 +102,11 @@ def _measured(name: str, part: str, plan: Plan, *, quick: bool) -> dict[str, Any
     return {part: done, "host": host, **({"versions": versions, "bare": bare} if versions else {})}
 
 
-async def _part(part: str, name: str, component: Component, home: Path, plan: Plan, *, quick: bool) -> dict[str, Any]:
+async def _part(
+    part: str, name: str, component: Component, home: Path, plan: Plan, journal: Path, *, quick: bool
+) -> dict[str, Any]:
     doing: dict[str, Callable[[], Awaitable[dict[str, Any]]]] = {
-        "conformance": lambda: held.conformance(name, component, home, _say, quick=quick),
+        "conformance": lambda: held.conformance(name, component, home, journal, _say, quick=quick),
         "battery": lambda: held.battery(name, component, _say, quick=quick),
         "programs": lambda: held.programs(name, component, home / "data", _say, quick=quick),
         "cost": lambda: measure(name, component, home, plan),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,11 +36,14 @@ _OF_AGENTS = {
 """Programs that end otherwise where an agent supervises them, by their first lines; each with the reason."""
 
 
-async def conformance(name: str, component: Component, home: Path, say: Say, *, quick: bool) -> dict[str, Any]:
+async def conformance(
+    name: str, component: Component, home: Path, journal: Path, say: Say, *, quick: bool
+) -> dict[str, Any]:
     """Returns counts, and the reasons of all that was not passed.
 
     ``refused`` are promises that the backend does not make, by the reason of its probe; ``beyond`` are attacks of
-    other walls that its nature does not stop.
+    other walls that its nature does not stop. Each verdict is noted in ``journal`` as a line of JSON, and what has one
+    there is not tried again: the whole suite takes hours where machines are emulated.
     """
     gate, again = TwinGate(), home / "again"
     scratch = home / "scratch"
@@ -54,16 +58,23 @@ async def conformance(name: str, component: Component, home: Path, say: Say, *, 
     ground = Ground(backend, scratch, (home / "run",), **options)
     checks = [check for check in CHECKS if not quick or check.section in _SIGN_OF_LIFE]
     found: dict[str, list[list[str]]] = {"passed": [], "refused": [], "beyond": [], "failed": []}
+    noted = {id: (kind, reason) for id, kind, reason in _lines(journal)}
     try:
         for number, check in enumerate(checks, 1):
             if check.id in component.beyond:
                 found["beyond"].append([check.id, component.beyond[check.id]])
+                continue
+            if check.id in noted:
+                kind, reason = noted[check.id]
+                found[kind].append([check.id, reason])
                 continue
             verdict = await examine(check, ground)
             if verdict.status is Status.FAILED:  # a busy host misses a bound of time now and then
                 verdict = await examine(check, ground)
             kind = {Status.PASSED: "passed", Status.SKIPPED: "refused", Status.FAILED: "failed"}[verdict.status]
             found[kind].append([check.id, " ".join(verdict.reason.split())[:300]])
+            with journal.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([check.id, kind, found[kind][-1][1]]) + "\n")
             if kind == "failed" or number % 50 == 0:
                 say(f"{name}: {number} of {len(checks)} checks; {check.id} {kind} {found[kind][-1][1]}")
     finally:
@@ -71,6 +82,10 @@ async def conformance(name: str, component: Component, home: Path, say: Say, *, 
         await gate.close()
     counts = {kind: len(rows) for kind, rows in found.items()}
     return {"counts": counts, **{kind: rows for kind, rows in found.items() if kind != "passed"}}
+
+
+def _lines(journal: Path) -> list[list[str]]:
+    return [json.loads(line) for line in journal.read_text("utf-8").splitlines()] if journal.exists() else []
 
 
 async def battery(name: str, component: Component, say: Say, *, quick: bool) -> dict[str, Any]:
