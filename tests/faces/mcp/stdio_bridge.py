@@ -24,11 +24,14 @@ Message = dict[str, Any]
 class Child:
     """One process of the server, and who waits for its answers."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], prefix: str) -> None:
+        self._prefix = prefix
         self._process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._numbers = itertools.count(1)
         self._waiting: dict[str, tuple[Any, queue.Queue[Message | None]]] = {}
         self._lock = threading.Lock()
+        self._own: set[str] = set()
+        """Tools that have no prefix."""
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -43,6 +46,8 @@ class Child:
                 number, answers = f"bridge-{next(self._numbers)}", queue.Queue()
                 self._waiting[number] = (message["id"], answers)
                 message = message | {"id": number}
+                if message["method"] == "tools/call" and message["params"]["name"] not in self._own:
+                    message |= {"params": message["params"] | {"name": self._prefix + message["params"]["name"]}}
             elif message.get("method") == "notifications/cancelled":
                 wanted = message["params"]["requestId"]
                 found = [number for number, (id, _) in self._waiting.items() if id == wanted]
@@ -63,6 +68,11 @@ class Child:
                         answers.put(message)
                 elif found := self._waiting.pop(message.get("id"), None):
                     id, answers = found
+                    for tool in message.get("result", {}).get("tools", ()):
+                        if self._prefix and tool["name"].startswith(self._prefix):
+                            tool["name"] = tool["name"].removeprefix(self._prefix)
+                        else:
+                            self._own.add(tool["name"])
                     answers.put(message | {"id": id})
                     answers.put(None)
 
@@ -82,15 +92,18 @@ class Child:
 
 
 @contextmanager
-def bridged(command: Sequence[str], env: Mapping[str, str]) -> Iterator[str]:
-    """Gives the URL of a server that ``command`` starts: one process a session, and one for requests of none."""
+def bridged(command: Sequence[str], env: Mapping[str, str], prefix: str = "") -> Iterator[str]:
+    """Gives the URL of a server that ``command`` starts: one process a session, and one for requests of none.
+
+    Tools whose names begin with ``prefix`` are known without it there.
+    """
     children: dict[str, Child] = {}
     lock = threading.Lock()
 
     def child(session: str) -> Child:
         with lock:
             if session not in children:
-                children[session] = Child(command, env)
+                children[session] = Child(command, env, prefix)
             return children[session]
 
     class Handler(BaseHTTPRequestHandler):
