@@ -332,7 +332,7 @@ for path in ("mine", HERE + "/tmp/left"):
 
 @keeping.check("private_proc")
 async def calls_find_files_of_the_workspace_alone(ground: Ground) -> None:
-    """A session keeps its sandbox on any backend: a call that leaves nothing is seen to leave nothing."""
+    """A session keeps its sandbox: calls that leave nothing are seen to leave nothing."""
     async with ground.sandbox() as sandbox:
         for before in (b"[] False\n", b"[] True\n"):
             call = await sandbox.start(python(LEAVES), id=fresh("call"))
