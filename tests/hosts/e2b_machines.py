@@ -109,10 +109,11 @@ def _removed(group: Path) -> bool:
                 below.rmdir()
         group.rmdir()
     except OSError:
-        for procs in group.rglob("cgroup.procs"):
-            for pid in _text(procs).split():
-                with suppress(ProcessLookupError):
-                    os.kill(int(pid), 9)
+        with suppress(OSError):  # what is looked at may be gone by now, groups as well as processes
+            for procs in group.rglob("cgroup.procs"):
+                for pid in _text(procs).split():
+                    with suppress(ProcessLookupError):
+                        os.kill(int(pid), 9)
         return False
     return True
 

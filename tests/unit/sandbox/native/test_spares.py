@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skillyard.sandbox.native.groups.groups import Group, GroupLimits
-from skillyard.sandbox.native.groups.spares import MOST, REST_S, Spares
+from skillyard.sandbox.native.groups.spares import KEPT_S, MOST, REST_S, Spares
 
 LIMITS = GroupLimits(memory_bytes=64 << 20, pids=17, cpus=1.5)
 OTHERS = GroupLimits(memory_bytes=64 << 20, pids=18, cpus=1.5)
@@ -157,3 +157,18 @@ def test_many_short_runs_do_not_remove_groups_that_rest(kept: Kept, tmp_path: Pa
     assert kept.buried == groups[-1:]
     kept.rest()
     assert kept.spares.take(LIMITS) is groups[0]
+
+
+def test_groups_that_nobody_asks_for_are_given_up(kept: Kept, tmp_path: Path) -> None:
+    first, second = _group(tmp_path / "first", 1), _group(tmp_path / "second", 1)
+    kept.spares.keep(first, LIMITS)
+    kept.now += KEPT_S / 2
+    kept.spares.keep(second, LIMITS)
+    assert kept.spares.fade() == KEPT_S / 2
+    assert kept.buried == []
+    kept.now += KEPT_S / 2
+    assert kept.spares.fade() == KEPT_S / 2
+    assert kept.buried == [first]
+    kept.now += KEPT_S
+    assert kept.spares.fade() is None
+    assert kept.buried == [first, second]

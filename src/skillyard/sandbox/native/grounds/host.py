@@ -13,7 +13,7 @@ from typing import Any
 from skillyard.sandbox.native.grounds import root
 from skillyard.sandbox.native.groups import groups, hierarchies
 from skillyard.sandbox.native.groups.groups import Group, GroupLimits
-from skillyard.sandbox.native.groups.spares import Spares
+from skillyard.sandbox.native.groups.spares import KEPT_S, Spares
 from skillyard.sandbox.native.inside import walls
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.request import Key
@@ -180,6 +180,7 @@ class Host:
         self.proc_files, self.proc_directories = masked_proc()
         self._doomed: list[Group] = []
         self._spares = Spares(self.bury)
+        self._fades = False
         self._slots: Slots | None = None
         os.makedirs(f"{self.run_dir}/root", 0o700, exist_ok=True)
 
@@ -227,8 +228,17 @@ class Host:
             return
         if share.again is not None:
             self._spares.keep(share.group, share.again)
+            if not self._fades:
+                self._fades = True
+                self._loop.after(KEPT_S, self._fade)
         else:
             self.bury(share.group)
+
+    def _fade(self) -> None:
+        again_s = self._spares.fade()
+        self._fades = again_s is not None
+        if again_s is not None:
+            self._loop.after(again_s, self._fade)
 
     def group(self, name: str, limits: GroupLimits) -> Group | None:
         """Makes a control group, where there are any. Raises OSError."""

@@ -16,6 +16,8 @@ from skillyard.sandbox.native.groups.groups import PERIOD_US, Group, GroupLimits
 MOST = 64
 REST_S = 2 * PERIOD_US / 1e6
 """Until then the quota of the period in which its sandbox ended, of which little may be left, is over."""
+KEPT_S = 2.0
+"""So long a group waits for a sandbox: a keeper without work holds none."""
 
 
 class Spares:
@@ -53,3 +55,10 @@ class Spares:
                 return
             self._bury(self._held.popleft()[2])
         self._held.append((now, limits, group))
+
+    def fade(self) -> float | None:
+        """Gives up what waited for KEPT_S. Returns the seconds until the next has; None where none is left."""
+        now = self._clock()
+        while self._held and now - self._held[0][0] >= KEPT_S:
+            self._bury(self._held.popleft()[2])
+        return KEPT_S - (now - self._held[0][0]) if self._held else None
