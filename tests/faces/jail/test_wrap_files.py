@@ -156,8 +156,12 @@ def test_entries_that_are_left_alone(entry: Any, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["LD_PRELOAD", "PYTHONPATH", "PYTHONHOME", "PATH", "HOME", "SKILLYARD_CONFIG", "GCONV_PATH", "LD_AUDIT"]
-)
+    "name",
+    [
+        "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME", "PATH", "HOME", "SKILLYARD_CONFIG", "GCONV_PATH", "LD_AUDIT",
+        "skillyard_gvisor__runsc", "Skillyard_Policy__isolation", "npm_config_registry", "SSLKEYLOGFILE",
+    ],
+)  # fmt: skip
 def test_no_variable_of_an_entry_steers_the_jail_itself(name: str) -> None:
     """The client gives the variables to the process that makes the walls."""
     with pytest.raises(LeftAlone, match="env"):
@@ -223,6 +227,30 @@ def test_print_runs_and_changes_nothing(tmp_path: Path) -> None:
     assert (args[0], args[-4:]) == ("jail", ["--", "python3", "-c", "1"])
     assert file.read_text() == text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mcp.json"]
+
+
+@pytest.mark.parametrize("env", [{"${A:-OTHER_TOKEN}": "1"}, {"LD_X": "1"}])
+def test_no_client_changes_a_grant_and_no_name_steers_a_terminal(place: Path, env: dict[str, str]) -> None:
+    decoy = place / "${A:-..}" / "keys"
+    decoy.mkdir(parents=True)
+    named = f"{place}/${{B:-$}}{{A:-..}}/keys"
+    entries = {"a": {"command": "python3", "args": [named]}, "b": {"command": "\x1b[2J", "env": env}}
+    (place / "mcp.json").write_text(json.dumps({"mcpServers": entries}))
+    done = _command(place, "wrap", str(place / "mcp.json"), "--print")
+    assert json.loads(done.stdout)["mcpServers"] == entries
+    assert "a is left as it is: its client would put something else into" in done.stderr
+    assert "b is left as it is" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_a_profile_gives_no_server_the_file_itself(place: Path) -> None:
+    data = place / "data"
+    data.mkdir()
+    (data / "config.toml").write_text(f'[jail.profiles.p]\nwrite = ["{place}"]\n')
+    (place / "mcp.json").write_text('{"mcpServers": {"a": {"command": "python3"}}}')
+    done = _command(place, "wrap", str(place / "mcp.json"), "--print", "--server", "a", "--profile", "p")
+    assert done.exit_code != 0
+    assert "could free itself" in str(done.exception)
 
 
 def test_files_that_are_none_and_grants_without_a_server_are_refused(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def test_a_group_without_a_trace_is_used_again_with_its_peak_forgotten(
         (1, {"pids__events": "max 1\n"}),
         (1, {"memory__usage_in_bytes": f"{(2 << 20) + 1}\n"}),
         (1, {"memory__usage_in_bytes": ""}),
+        (1, {"memory__kmem__tcp__usage_in_bytes": "4096\n"}),
         (2, {"pids__current": "1\n"}),
         (2, {"pids__current": "", "cgroup__procs": "4711\n"}),
         (2, {"memory__events": "oom_kill 1\n"}),

@@ -283,8 +283,12 @@ class Group:
         return counted == "0" if counted else not any(self.members())
 
     def _charged(self) -> int:
-        name = "memory.current" if self.version == 2 else "memory.usage_in_bytes"
-        return int(read(f"{self._path('memory')}/{name}"))
+        path = self._path("memory")
+        if self.version == 2:
+            return int(read(f"{path}/memory.current"))
+        # Connections live on where their program has ended, while the other end does not answer.
+        sockets = read(f"{path}/memory.kmem.tcp.usage_in_bytes").strip()
+        return int(read(f"{path}/memory.usage_in_bytes")) + int(sockets or 0)
 
     def peak_memory(self) -> int | None:
         text = self._text("memory.peak" if self.version == 2 else "memory.max_usage_in_bytes").strip()

@@ -93,11 +93,11 @@ def wrap(
 
     settings = load_settings(data_dir=data_dir)
     given = Grants(**grants)
-    given.under(settings, profile)  # a name that does not exist is told before anything is done
+    places = given.under(settings, profile).write  # a name that does not exist is told before anything is done
     if not names and (given.read or given.env or profile):
         raise Failure("--read, --env and --profile are for one server", "name it by --server")
     file, (form, before) = file.resolve(), _text(file)
-    if any(file.is_relative_to(place.expanduser().resolve()) for place in given.write):
+    if any(file.is_relative_to(place.expanduser().resolve()) for place in places):
         raise Failure(f"--write: {file} is in it, by which a server could free itself", "name a directory in it")
     work = _Wrapping(settings, file, form, given, profile, isolation, bool(names))
     drafts = work.drafts(before, names)
@@ -142,7 +142,7 @@ def unwrap(file: Path, names: tuple[str, ...], data_dir: Path | None, *, yes: bo
             after = form.replaced(after, keys, entries[keys].before)
             done.add(keys)
         except (LeftAlone, Unfit) as why:
-            click.echo(f"{calm(keys[-1])} is left as it is: {why}", err=True)
+            click.echo(f"{calm(keys[-1])} is left as it is: {calm(str(why))}", err=True)
     if only_print:
         click.echo(after, nl=False)
         return
@@ -188,7 +188,7 @@ class _Wrapping:
                 self._form.raw(text, keys) if isinstance(entry, dict) and "command" in entry else None
                 found.append(self._draft(stdio(keys, entry), [draft.package for draft in found]))
             except (LeftAlone, Unfit) as why:
-                click.echo(f"{calm(keys[-1])} is left as it is: {why}", err=True)
+                click.echo(f"{calm(keys[-1])} is left as it is: {calm(str(why))}", err=True)
         return found
 
     def _draft(self, server: Stdio, taken: list[str]) -> _Draft:
@@ -217,6 +217,8 @@ class _Wrapping:
             env=tuple(name for name in env if name not in secret),
             secrets=secret,
         )
+        if changed := [word for word in options_of(grants) if "$" in word]:
+            raise LeftAlone(f"its client would put something else into '{changed[0]}'; use names without $")
         for name in (token for token in proposal.tokens if token not in secret):
             notes.append(
                 f"{name} looks like a credential: after `skillyard secret set {name}`, --secret {name} keeps it out"
@@ -330,7 +332,7 @@ class _Wrapping:
             try:
                 text = self._form.replaced(text, keys, raw)
             except Unfit as why:
-                click.echo(f"{calm(draft.name)} is left as it is: {why}", err=True)
+                click.echo(f"{calm(draft.name)} is left as it is: {calm(str(why))}", err=True)
                 self.remove_added([draft])
                 continue
             entries[keys] = Wrapped(keys, before, raw, draft.package)

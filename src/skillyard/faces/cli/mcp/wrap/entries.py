@@ -18,10 +18,12 @@ _STEERING = frozenset(
     {"HOME", "PATH", "TMPDIR", "TEMP", "TMP", "LOCPATH", "NLSPATH", "HOSTALIASES", "RES_OPTIONS", "BASH_ENV", "ENV"}
 )
 _STEERING_PREFIXES = (
-    "LD_", "GLIBC_", "GCONV_", "MALLOC_", "LIBC_", "PYTHON", "SKILLYARD", "SKILLFLAW", "OPENSSL_", "SSL_", "XDG_",
-    "DOCKER_", "npm_config_", "NPM_CONFIG_", "UV_",
+    "LD_", "GLIBC_", "GCONV_", "MALLOC_", "LIBC_", "PYTHON", "SKILLYARD", "SKILLFLAW", "OPENSSL_", "SSL", "XDG_",
+    "DOCKER_", "NPM_CONFIG_", "UV_",
 )  # fmt: skip
-"""Variables that loaders, libraries, Python, skillyard and the programs that it starts look at."""
+"""Variables that loaders, libraries, Python, skillyard and the programs that it starts look at.
+
+Settings and npm take theirs in any case."""
 _HARMLESS = frozenset({"PYTHONUNBUFFERED", "PYTHONIOENCODING", "PYTHONUTF8", "PYTHONDONTWRITEBYTECODE"})
 _REFERENCE = re.compile(r"\$\{(?:(env):)?([^}]*)\}")
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
@@ -63,7 +65,7 @@ def _own_args(words: Sequence[str]) -> list[str] | None:
 
 def _steers(name: str) -> bool:
     """Returns whether a variable could change the work of skillyard itself."""
-    return name not in _HARMLESS and (name in _STEERING or name.startswith(_STEERING_PREFIXES))
+    return name not in _HARMLESS and (name in _STEERING or name.upper().startswith(_STEERING_PREFIXES))
 
 
 def stdio(keys: Keys, entry: Any) -> Stdio:
