@@ -145,7 +145,10 @@ def test_all_tables_of_servers_are_found() -> None:
         ({"command": "a", "env": {"A=B": "1"}}, "no variable"),
         ({"command": "a", "cwd": 1}, "cwd"),
         ({"command": "docker", "args": ["run", "mcp/x"]}, "daemon"),
-        ({"command": program()[0], "args": [*program()[1:], "jail", "--", "x"]}, "jailed already"),
+        ({"command": program()[0], "args": [*program()[1:], "jail", "--", "x"]}, "jailed already: jail -- x"),
+        ({"command": program()[0], "args": [*program()[1:], "jail"], "env": {"PATH": "/x"}}, "astray"),
+        ({"command": program()[0], "args": [*program()[1:], "mcp"], "envFile": "x"}, "envFile"),
+        ({"url": "https://x/mcp", "headersHelper": "/x"}, "runs bare"),
         ({"command": program()[0], "args": [*program()[1:], "mcp"]}, "skillyard itself"),
         ({"command": "a", "envFile": "x"}, "envFile"),
     ],
@@ -234,12 +237,12 @@ def test_no_client_changes_a_grant_and_no_name_steers_a_terminal(place: Path, en
     decoy = place / "${A:-..}" / "keys"
     decoy.mkdir(parents=True)
     named = f"{place}/${{B:-$}}{{A:-..}}/keys"
-    entries = {"a": {"command": "python3", "args": [named]}, "b": {"command": "\x1b[2J", "env": env}}
+    entries = {"a": {"command": "python3", "args": [named]}, "b\nc": {"command": "\x1b[2J", "env": env}}
     (place / "mcp.json").write_text(json.dumps({"mcpServers": entries}))
     done = _command(place, "wrap", str(place / "mcp.json"), "--print")
     assert json.loads(done.stdout)["mcpServers"] == entries
     assert "a is left as it is: its client would put something else into" in done.stderr
-    assert "b is left as it is" in done.stderr
+    assert "b\\x0ac is left as it is" in done.stderr
     assert "\x1b" not in done.stderr
 
 

@@ -104,8 +104,7 @@ def test_tokens_in_a_file_are_shown_to_nobody_while_it_is_copied(
     def full(*_: object, **__: object) -> None:
         raise OSError("no space is left")
 
-    for name in ("copymode", "copystat"):
-        monkeypatch.setattr(f"shutil.{name}", full)
+    monkeypatch.setattr("os.fchmod", full)
     with pytest.raises(OSError, match="no space"):
         files.write(file, '{"token": "secret"}', "{}")
     assert {one.stat().st_mode & 0o077 for one in tmp_path.iterdir()} == {0}

@@ -33,6 +33,9 @@ async def test_a_principal_has_a_share() -> None:
     with pytest.raises(Busy, match="sessions_each"):
         await ask(sessions, "ann", given="a2")
     await ask(sessions, "bob", given="b0")
+    await ask(sessions, "bob", "a0", status=404)
+    with pytest.raises(Busy):
+        await ask(sessions, "ann", given="a2")
     await ask(sessions, "ann", "a0")
     await ask(sessions, "ann", "a1", method="DELETE")
     await ask(sessions, "ann", given="a3")

@@ -31,6 +31,11 @@ def calm(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
+def calm_line(text: str) -> str:
+    """Returns text as :func:`calm` does, on one line: it cannot look like a line of ours either."""
+    return calm(text).replace("\n", "\\x0a").replace("\t", " ")
+
+
 def emit_foreign(text: str, *, err: bool = False, nl: bool = True) -> None:
     """Prints text made by foreign code: as it is into a file or a pipe, calm on a terminal. With ``nl``, a line
     that it leaves open is ended."""

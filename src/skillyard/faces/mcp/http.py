@@ -158,8 +158,12 @@ class Sessions:
         given = next((value for name, value in message["headers"] if name.lower() == _SESSION), None)
         if opens and given is not None and message["status"] < 300:
             self._known[given.decode("latin-1")] = _Session(principal, time.monotonic())
-        elif named is not None and (message["status"] == 404 or (method == "DELETE" and message["status"] < 300)):
-            self._known.pop(named, None)
+            return
+        over = message["status"] == 404 or (method == "DELETE" and message["status"] < 300)
+        known = self._known.get(named or "")
+        # One that is told 404 for another's session ends nothing.
+        if over and named is not None and known is not None and known.principal == principal:
+            del self._known[named]
 
 
 class _Replay:

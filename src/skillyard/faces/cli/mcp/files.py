@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from datetime import UTC, datetime
 from difflib import unified_diff
@@ -66,5 +65,5 @@ def _make(file: Path, text: str, like: Path | None) -> None:
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "w", encoding="utf-8", newline="") as stream:  # noqa: PTH123 - a descriptor
         stream.write(text)
-    if like is not None:
-        shutil.copymode(like, file)
+        if like is not None:
+            os.fchmod(descriptor, stat.S_IMODE(like.stat().st_mode))

@@ -23,7 +23,7 @@ from skillyard.faces.cli.mcp.wrap.kept import Wrapped, wraps_of
 from skillyard.faces.cli.mcp.wrap.pieces import Form, Keys
 from skillyard.faces.cli.mcp.wrap.proposals import Proposal, proposed
 from skillyard.faces.cli.options import data_dir_option, isolation_option
-from skillyard.faces.cli.render import calm
+from skillyard.faces.cli.render import calm, calm_line, emit_foreign
 
 if TYPE_CHECKING:
     from skillyard.config.settings import Settings
@@ -106,7 +106,7 @@ def wrap(
             drafts = work.prepared(drafts, trying=trying, asking=not yes)
         after, entries = work.rewritten(before, drafts)
         if only_print:
-            click.echo(after, nl=False)
+            emit_foreign(after, nl=False)
             return
         if not entries:
             click.echo("nothing is to be changed")
@@ -142,9 +142,9 @@ def unwrap(file: Path, names: tuple[str, ...], data_dir: Path | None, *, yes: bo
             after = form.replaced(after, keys, entries[keys].before)
             done.add(keys)
         except (LeftAlone, Unfit) as why:
-            click.echo(f"{calm(keys[-1])} is left as it is: {calm(str(why))}", err=True)
+            click.echo(f"{calm_line(keys[-1])} is left as it is: {calm_line(str(why))}", err=True)
     if only_print:
-        click.echo(after, nl=False)
+        emit_foreign(after, nl=False)
         return
     if not done:
         click.echo(f"nothing in {file} was wrapped here")
@@ -188,7 +188,7 @@ class _Wrapping:
                 self._form.raw(text, keys) if isinstance(entry, dict) and "command" in entry else None
                 found.append(self._draft(stdio(keys, entry), [draft.package for draft in found]))
             except (LeftAlone, Unfit) as why:
-                click.echo(f"{calm(keys[-1])} is left as it is: {calm(str(why))}", err=True)
+                click.echo(f"{calm_line(keys[-1])} is left as it is: {calm_line(str(why))}", err=True)
         return found
 
     def _draft(self, server: Stdio, taken: list[str]) -> _Draft:
@@ -243,7 +243,9 @@ class _Wrapping:
         kept = []
         for draft in ready:
             if draft.trial is not None and draft.trial.why:
-                click.echo(f"{calm(draft.name)} is left as it is: jailed so, {calm(draft.trial.why)}", err=True)
+                click.echo(
+                    f"{calm_line(draft.name)} is left as it is: jailed so, {calm_line(draft.trial.why)}", err=True
+                )
                 self.remove_added([draft])
             else:
                 kept.append(draft)
@@ -262,12 +264,12 @@ class _Wrapping:
         try:
             installed = asyncio.run(add).installed
         except PackageFailed as error:
-            click.echo(f"{calm(draft.name)} is left as it is: {calm(error.message)}", err=True)
+            click.echo(f"{calm_line(draft.name)} is left as it is: {calm_line(error.message)}", err=True)
             return False
         draft.added = True
-        click.echo(f"{calm(draft.name)}: fetched {installed.package.requirement}, sha256 {installed.digest}")
+        click.echo(f"{calm_line(draft.name)}: fetched {installed.package.requirement}, sha256 {installed.digest}")
         for script in installed.scripts:
-            click.echo(f"  an install script ran in the build: {calm(script)}")
+            click.echo(f"  an install script ran in the build: {calm_line(script)}")
         return True
 
     def _try(self, drafts: list[_Draft]) -> None:
@@ -284,7 +286,9 @@ class _Wrapping:
             assert draft.trial is not None, "it was tried"
             if not draft.trial.why:
                 told = ", ".join(draft.trial.tools[:12]) + (", ..." if len(draft.trial.tools) > 12 else "")
-                click.echo(f"{calm(draft.name)}: started jailed, with {len(draft.trial.tools)} tools: {calm(told)}")
+                click.echo(
+                    f"{calm_line(draft.name)}: started jailed, with {len(draft.trial.tools)} tools: {calm_line(told)}"
+                )
 
     async def _order(self, draft: _Draft) -> Any:
         from skillyard.faces.cli.jail.packages import store_of
@@ -309,11 +313,11 @@ class _Wrapping:
         assert draft.trial is not None, "it was tried"
         added = []
         for rule in draft.trial.never:
-            click.echo(f"{calm(draft.name)}: asked for {rule}, a private address, and was refused")
+            click.echo(f"{calm_line(draft.name)}: asked for {rule}, a private address, and was refused")
         for rule in draft.trial.hosts:
             if rule in draft.grants.allow:
                 continue
-            asked = f"{calm(draft.name)}: asked for {rule}, and was refused"
+            asked = f"{calm_line(draft.name)}: asked for {rule}, and was refused"
             if rule in self._given.allow or (asking and click.confirm(f"{asked}. Allow it?", default=False)):
                 added.append(rule)
             elif not asking:
@@ -332,7 +336,7 @@ class _Wrapping:
             try:
                 text = self._form.replaced(text, keys, raw)
             except Unfit as why:
-                click.echo(f"{calm(draft.name)} is left as it is: {calm(str(why))}", err=True)
+                click.echo(f"{calm_line(draft.name)} is left as it is: {calm_line(str(why))}", err=True)
                 self.remove_added([draft])
                 continue
             entries[keys] = Wrapped(keys, before, raw, draft.package)
@@ -383,9 +387,11 @@ def _chosen(form: Form, text: str, names: Iterable[str]) -> list[tuple[Keys, Any
 
 
 def _tell(draft: _Draft) -> None:
-    click.echo(f"{calm(draft.name)}: would get {calm(' '.join(options_of(draft.grants))) or 'nothing of the host'}")
+    click.echo(
+        f"{calm_line(draft.name)}: would get {calm_line(' '.join(options_of(draft.grants))) or 'nothing of the host'}"
+    )
     for note in draft.notes:
-        click.echo(f"  {calm(note)}")
+        click.echo(f"  {calm_line(note)}")
 
 
 def _ask_to_write(file: Path, before: str, after: str, *, yes: bool) -> None:

@@ -28,6 +28,7 @@ _HARMLESS = frozenset({"PYTHONUNBUFFERED", "PYTHONIOENCODING", "PYTHONUTF8", "PY
 _REFERENCE = re.compile(r"\$\{(?:(env):)?([^}]*)\}")
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
 _MOST_WORDS = 1000
+_MOST_SHOWN = 300
 
 
 class LeftAlone(Exception):
@@ -73,6 +74,8 @@ def stdio(keys: Keys, entry: Any) -> Stdio:
     if not isinstance(entry, dict):
         raise LeftAlone("it is not a table")
     if "command" not in entry:
+        if "headersHelper" in entry:
+            raise LeftAlone("it is reached over HTTP, and its headersHelper is a command that its client runs bare")
         remote = any(key in entry for key in _REMOTE)
         raise LeftAlone("it is reached over HTTP, and runs elsewhere" if remote else "it has no command")
     args, env, cwd = entry.get("args", []), entry.get("env", {}), entry.get("cwd", "")
@@ -85,15 +88,15 @@ def stdio(keys: Keys, entry: Any) -> Stdio:
         raise LeftAlone("its env has a name that no variable can have")
     if not _is_word(cwd):
         raise LeftAlone("its cwd must be a text")
-    if (own := _own_args(words)) is not None:
-        jailed = own[:1] == ["jail"]
-        raise LeftAlone("it runs jailed already" if jailed else "it is skillyard itself, which has walls of its own")
     # The client gives them to `skillyard jail`, too, which runs outside of the walls.
     if wrong := sorted(filter(_steers, env)):
         mend = f"make it the command `env {wrong[0]}=... {words[0]} ...`, which sets it in the jail alone"
         raise LeftAlone(f"its env sets {', '.join(wrong)}, which could lead skillyard itself astray; {mend}")
     if "envFile" in entry:
         raise LeftAlone("its envFile could lead skillyard itself astray; write the variables into env")
+    if (own := _own_args(words)) is not None:
+        jailed = f"it runs jailed already: {' '.join(own)[:_MOST_SHOWN]}"
+        raise LeftAlone(jailed if own[:1] == ["jail"] else "it is skillyard itself, which has walls of its own")
     if Path(words[0]).name in _DAEMONS:
         raise LeftAlone("it asks a daemon for a container, and no jail reaches a daemon")
     return Stdio(keys, tuple(words), env, cwd)
