@@ -73,7 +73,8 @@ class Jails:
             finally:
                 await database.close()
 
-        found = [record for home in sorted((self.home / "jails").iterdir()) for record in asyncio.run(read(home))]
+        homes = sorted(each for each in (self.home / "jails").iterdir() if each.name.isdigit())
+        found = [record for home in homes for record in asyncio.run(read(home))]
         return sorted(found, key=lambda record: record.created_at, reverse=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -21,12 +20,12 @@ from skillyard.faces.cli.mcp.install import program
 from skillyard.faces.cli.mcp.wrap.entries import LeftAlone, Stdio, stdio
 from skillyard.faces.cli.mcp.wrap.kept import Wrapped, wraps_of
 from skillyard.faces.cli.mcp.wrap.pieces import Form, Keys
-from skillyard.faces.cli.mcp.wrap.proposals import Proposal, proposed
 from skillyard.faces.cli.options import data_dir_option, isolation_option
 from skillyard.faces.cli.render import calm, calm_line, emit_foreign
 
 if TYPE_CHECKING:
     from skillyard.config.settings import Settings
+    from skillyard.faces.cli.mcp.wrap.proposals import Proposal
     from skillyard.faces.cli.mcp.wrap.trial import Trial
 
 _MOST_SERVERS = 100
@@ -198,6 +197,8 @@ class _Wrapping:
             known = server.known(_variables(self._file))
         except LeftAlone as why:
             notes.append(f"{why}: its directories are not proposed, and it is not tried")
+        from skillyard.faces.cli.mcp.wrap.proposals import proposed
+
         proposal = proposed(server, known, self._closed)
         given = self._given
         write = [path.expanduser().absolute() for path in given.write]
@@ -273,6 +274,8 @@ class _Wrapping:
         return True
 
     def _try(self, drafts: list[_Draft]) -> None:
+        import asyncio
+
         from skillyard.faces.cli.mcp.wrap.trial import tried
 
         async def run() -> None:
