@@ -191,14 +191,14 @@ class _Wrapping:
         return found
 
     def _draft(self, server: Stdio, taken: list[str]) -> _Draft:
+        from skillyard.faces.cli.mcp.wrap.proposals import proposed
+
         notes = []
         known = None
         try:
             known = server.known(_variables(self._file))
         except LeftAlone as why:
             notes.append(f"{why}: its directories are not proposed, and it is not tried")
-        from skillyard.faces.cli.mcp.wrap.proposals import proposed
-
         proposal = proposed(server, known, self._closed)
         given = self._given
         write = [path.expanduser().absolute() for path in given.write]
@@ -254,6 +254,8 @@ class _Wrapping:
 
     def _fetched(self, draft: _Draft) -> bool:
         """Fetches the package of a server that has one. Returns whether it can be started."""
+        import asyncio
+
         from skillyard.faces.cli.jail.builds import PackageFailed
         from skillyard.faces.cli.jail.packages import store_of
 
