@@ -43,6 +43,8 @@ SELDOM = {
     "ZygoteProcess._give_time:after": "an import that takes too long",
     "ZygoteProcess._look:after": "an import that takes a while",
     "Shower.__init__:when_idle": "when it begins",
+    "Host.give_back:after": "two seconds after a group was given back",
+    "Host._fade:after": "the same",
     "Host._bury:after": "control groups that the kernel still holds",
     "Sandboxes._refill:after": "a run that is no longer short",
     "Sandboxes._refill_failed:after": "after a fault",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from skillyard.client.run import Run
+from skillyard.sandbox.native.groups.spares import KEPT_S
 from tests.crash.leftovers import Footprint, gone, until
 from tests.crash.server import Callers, Server
 from tests.crash.store import contradictions
@@ -93,13 +94,16 @@ async def _one(callers: Callers, number: int) -> None:
 def rested(footprint: Footprint, server: Server) -> Weight:
     """When the sandboxes that wait are made again and the groups of the used ones are gone."""
     seen: list[Weight] = []
+    since = time.monotonic()
 
     def steady() -> bool:
+        nonlocal since
         seen.append(weigh(footprint, server.pid, server.data_dir))
-        last = seen[-8:]
-        return len(last) == 8 and len({_counts(weight) for weight in last}) == 1
+        if len(seen) < 2 or _counts(seen[-1]) != _counts(seen[-2]):
+            since = time.monotonic()
+        return time.monotonic() - since > KEPT_S + 1
 
-    until(steady, 30, "the server comes to rest")
+    until(steady, 60, "the server comes to rest")
     return seen[-1]
 
 

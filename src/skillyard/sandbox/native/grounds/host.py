@@ -235,9 +235,9 @@ class Host:
             self.bury(share.group)
 
     def _fade(self) -> None:
-        again_s = self._spares.fade()
-        self._fades = again_s is not None
-        if again_s is not None:
+        self._fades = False  # so that the next group begins it again where this fails
+        if (again_s := self._spares.fade()) is not None:
+            self._fades = True
             self._loop.after(again_s, self._fade)
 
     def group(self, name: str, limits: GroupLimits) -> Group | None:
