@@ -15,7 +15,7 @@ Attack = Callable[..., Run]
 
 
 SAME_FOR_ALL = "front_door"
-"""What is said over HTTP meets no wall that another user would have, but for checks in processes of their own."""
+"""Requests over HTTP meet the same code whoever runs the server. Checks in jailed processes do not."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -21,7 +21,7 @@ class JailOrder:
     """A program with its grants. It has nothing else of the host.
 
     ``env`` are variables, ``rules`` the hosts that it may reach, ``mounts`` content of stores. ``gated`` are secrets
-    whose placeholders it has already, in its arguments or variables.
+    at the gate: its arguments or variables hold their placeholders.
     """
 
     args: tuple[str, ...]

@@ -44,6 +44,13 @@ class Kept:
     def rest(self) -> None:
         self.now += REST_S
 
+    def gives_up(self, group: Group) -> None:
+        """Holds that a group that has rested goes to no sandbox, and is removed."""
+        self.spares.keep(group, LIMITS)
+        self.rest()
+        assert self.spares.take(LIMITS) is None
+        assert self.buried == [group]
+
 
 @pytest.fixture
 def kept() -> Kept:
@@ -96,27 +103,18 @@ def test_a_group_without_a_trace_is_used_again_with_its_peak_forgotten(
 )
 def test_a_group_with_a_trace_is_removed(kept: Kept, tmp_path: Path, version: int, traces: dict[str, str]) -> None:
     group = _group(tmp_path / "one", version, **traces)
-    kept.spares.keep(group, LIMITS)
-    kept.rest()
-    assert kept.spares.take(LIMITS) is None
-    assert kept.buried == [group]
+    kept.gives_up(group)
 
 
 def test_a_group_whose_quota_was_lifted_is_removed(kept: Kept, tmp_path: Path) -> None:
     group = _group(tmp_path / "one", 1)
     group.hurry()
-    kept.spares.keep(group, LIMITS)
-    kept.rest()
-    assert kept.spares.take(LIMITS) is None
-    assert kept.buried == [group]
+    kept.gives_up(group)
 
 
 def test_a_group_that_somebody_removed_is_not_used(kept: Kept, tmp_path: Path) -> None:
     group = Group(1, {"pids": str(tmp_path / "gone")})
-    kept.spares.keep(group, LIMITS)
-    kept.rest()
-    assert kept.spares.take(LIMITS) is None
-    assert kept.buried == [group]
+    kept.gives_up(group)
 
 
 def test_a_peak_that_cannot_be_forgotten_is_shown_to_nobody(kept: Kept, tmp_path: Path) -> None:
@@ -127,10 +125,7 @@ def test_a_peak_that_cannot_be_forgotten_is_shown_to_nobody(kept: Kept, tmp_path
     (tmp_path / "one" / "memory.peak").chmod(0o444)
     group = Group(2, {"": str(tmp_path / "one")})
     group.open_counters()
-    kept.spares.keep(group, LIMITS)
-    kept.rest()
-    assert kept.spares.take(LIMITS) is None
-    assert kept.buried == [group]
+    kept.gives_up(group)
 
 
 def test_a_group_rests_until_the_period_of_its_quota_is_over(kept: Kept, tmp_path: Path) -> None:

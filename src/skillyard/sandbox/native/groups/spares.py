@@ -45,8 +45,8 @@ class Spares:
     def keep(self, group: Group, limits: GroupLimits) -> None:
         """Takes a group whose sandbox is gone.
 
-        Where there is no room, the one that has waited longest goes, unless it still rests: many short runs would else
-        remove each group before it can be used.
+        A full store gives up the group that has waited longest. While that one still rests, it gives up the new one:
+        many short runs would remove each group before a sandbox can use it.
         """
         now = self._clock()
         if len(self._held) == MOST:

@@ -413,7 +413,7 @@ def _arguments(server: Stdio) -> tuple[str, ...]:
 
 
 def _variables(file: Path) -> dict[str, str]:
-    """Returns what references of a client may name, as far as it is known here."""
+    """Returns the values of variables that a client puts in place of its references."""
     known = {**os.environ, "userHome": str(Path.home())}
     if file.parent.name == ".vscode":
         known["workspaceFolder"] = str(file.parent.parent)
