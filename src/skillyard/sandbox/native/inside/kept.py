@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from skillyard.sandbox.native.linux import kernel
 
@@ -21,8 +21,7 @@ _PAUSE_S = 0.001
 _STILL, _DEAD = frozenset("TtDX"), frozenset("ZX")
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(NamedTuple):
     """The processes of one look. ``calm`` says that none came or went meanwhile."""
 
     parents: dict[int, int]

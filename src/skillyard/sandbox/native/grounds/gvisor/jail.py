@@ -14,12 +14,14 @@ import py_compile
 import resource
 import shutil
 import stat
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from skillyard.sandbox.native.grounds import root
+from skillyard.sandbox.native.grounds.gvisor import modules
 from skillyard.sandbox.native.grounds.gvisor.runsc import Runsc
 from skillyard.sandbox.native.grounds.namespaces.zygote import environment
 from skillyard.sandbox.native.grounds.root import Interpreter, inside_modules
@@ -30,10 +32,13 @@ from skillyard.sandbox.native.linux.syscall_numbers import numbers
 
 ROOTFS, SHOW, STATE, BUNDLE = "/rootfs", "/show", "/state", "/bundle"
 
-_START = (
-    f"import sys, json; sys.path.append({walls.CODE_ROOT!r});"
-    " from skillyard.sandbox.native.grounds.gvisor.inside import main; main(*json.loads(sys.argv[1]))"
+_INIT = "from skillyard.sandbox.native.grounds.gvisor.inside import main"
+_START = modules.start(walls.CODE_ROOT, f"import sys, json; sys.path.append({walls.CODE_ROOT!r}); {_INIT}")
+_COLLECT = (
+    "import sys, json; place, shown = sys.argv[1:]; sys.path.append(place); "
+    f"{_INIT}; from skillyard.sandbox.native.grounds.gvisor.modules import collect; collect(place, shown)"
 )
+_BOUND_S = 60.0
 _INIT_CAPABILITIES = (
     "CAP_CHOWN", "CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN",
 )  # fmt: skip
@@ -87,7 +92,15 @@ def _shown_mounts() -> Iterator[dict[str, Any]]:
 def _arguments(contents: Contents) -> list[str]:
     packages = contents.python.packages if contents.packages else ""
     told = [packages, list(contents.preload), contents.disk_bytes, contents.processes, assembled_filters()]
-    return [contents.python.executable, "-I", "-S", "-B", "-c", _START, json.dumps(told)]
+    return [
+        contents.python.executable,
+        "-I",
+        "-S",
+        "-B",
+        "-c",
+        f"{_START}; main(*json.loads(sys.argv[1]))",
+        json.dumps(told),
+    ]
 
 
 _TYPE = 0xF000
@@ -118,7 +131,10 @@ _GROUNDS = "skillyard/sandbox/native/grounds"
 
 
 def install(directory: Path) -> None:
-    """Puts our modules into a fresh ``directory``, compiled. Each gofer has another user, so everybody can read it."""
+    """Puts our modules into a fresh ``directory``, compiled, and those of the first process into one file beside.
+
+    Each gofer has another user, so everybody can read them. Raises OSError.
+    """
     if directory.exists():
         shutil.rmtree(directory)
     for name, source in _modules():
@@ -134,6 +150,13 @@ def install(directory: Path) -> None:
             doraise=True,
             invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
         )
+    words = [root.find_interpreter().executable, "-I", "-S", "-B", "-c", _COLLECT, str(directory), walls.CODE_ROOT]
+    try:
+        subprocess.run(words, check=True, capture_output=True, text=True, timeout=_BOUND_S, env={})
+    except subprocess.SubprocessError as error:
+        raise OSError(
+            0, f"the modules of sandboxes cannot be loaded: {getattr(error, 'stderr', '') or error}"
+        ) from None
     for top, _, files in os.walk(directory):
         os.chmod(top, 0o755)
         for name in files:
@@ -144,7 +167,8 @@ def _modules() -> Iterator[tuple[str, Path | None]]:
     yield from inside_modules()
     for name in (_GROUNDS, f"{_GROUNDS}/gvisor"):
         yield f"{name}/__init__.py", None
-    yield f"{_GROUNDS}/gvisor/inside.py", Path(__file__).with_name("inside.py")
+    for name in ("inside.py", "modules.py"):
+        yield f"{_GROUNDS}/gvisor/{name}", Path(__file__).with_name(name)
 
 
 NAMESPACES = walls.NAMESPACES | kernel.CLONE_NEWUSER
