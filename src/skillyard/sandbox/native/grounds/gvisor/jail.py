@@ -131,9 +131,10 @@ _GROUNDS = "skillyard/sandbox/native/grounds"
 
 
 def install(directory: Path) -> None:
-    """Puts our modules into a fresh ``directory``, compiled, and those of the first process into one file beside.
+    """Puts our modules into a fresh ``directory``, compiled.
 
-    Each gofer has another user, so everybody can read them. Raises OSError.
+    Those of the first process are in one file, too. Each gofer has another user, so everybody can read them. Raises
+    OSError.
     """
     if directory.exists():
         shutil.rmtree(directory)

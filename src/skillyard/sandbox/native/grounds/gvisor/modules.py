@@ -23,9 +23,9 @@ NAME = "modules"
 
 
 def collect(directory: str, shown: str) -> None:
-    """Writes all modules of this process that have a source into the file ``NAME`` of ``directory``.
+    """Writes the modules of this process into the file ``NAME`` of ``directory``.
 
-    A sandbox shows the directory as ``shown``.
+    Those without a source are left out. A sandbox shows the directory as ``shown``.
     """
     table = dict(_loaded(directory, shown))
     _, _, code = table[__name__]
@@ -34,7 +34,7 @@ def collect(directory: str, shown: str) -> None:
 
 
 def start(shown: str, then: str) -> str:
-    """Returns the program of an interpreter that loads its modules from that file while it does ``then``."""
+    """Returns a program that imports from that file while it does ``then``."""
     opened = f"open({shown + '/' + NAME!r}, 'rb').read()"
     return f"import marshal; code, table = marshal.loads({opened}); exec(code); load(table); {then}; loaded()"
 
@@ -86,7 +86,7 @@ def load(table: dict[str, Entry]) -> None:
 
 
 def loaded() -> None:
-    """Makes the interpreter one that loaded its modules from their own files, as later imports do."""
+    """Makes the modules look as those do that were imported from their own files."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder) is not _Finder]
     for module in sys.modules.values():
         loader = getattr(getattr(module, "__spec__", None), "loader", None)
