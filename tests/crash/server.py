@@ -184,6 +184,7 @@ class Callers:
                 for run_id in running - begun:
                     if "begun" in await self.log_of(run_id):
                         begun.add(run_id)
+                await asyncio.sleep(0.05)  # the server that works for them answers this, too
 
     async def log_of(self, run_id: str) -> str:
         return str((await self._result("runs.logs", {"run_id": run_id}))["content"])

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tests import waiting
 from tests.attacks.front_door.wire import Response, Wire
 from tests.crash.server import Server
 
@@ -139,11 +139,7 @@ def _as_before(before: tuple[int, int], after: tuple[int, int]) -> bool:
 
 def until(condition: Callable[[], T], said: Callable[[], str] = lambda: "it did not happen") -> T:
     """What ``condition`` gives once it is true."""
-    end = time.monotonic() + BOUND_S
-    while not (value := condition()):
-        assert time.monotonic() < end, said()
-        time.sleep(0.02)
-    return value
+    return waiting.until(condition, BOUND_S, said)
 
 
 def _complaints(log: Path) -> list[str]:

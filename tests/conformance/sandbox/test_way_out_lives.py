@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +21,7 @@ from skillyard.verify.battery import fight
 from skillyard.verify.families import everything
 from skillyard.verify.home import own_runtime
 from skillyard.verify.site import Site, at_home
+from tests import waiting
 from tests.conformance.sandbox import oci_ground
 from tests.crash.server import Server
 
@@ -88,10 +88,7 @@ def site() -> Iterator[ThreadingHTTPServer]:
 
 
 def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + BOUND_S
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
+    waiting.until(condition, BOUND_S)
 
 
 def gate_of(data_dir: Path) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from skillyard.domain.work.record import RunRecord
+from tests import waiting
 
 BOUND_S = 200
 
@@ -117,7 +118,4 @@ def marked(word: str) -> list[int]:
 
 def until(look: Callable[[], object], what: str, bound_s: float = 30.0) -> None:
     """Waits until ``look`` gives something true."""
-    end = time.monotonic() + bound_s
-    while not look():
-        assert time.monotonic() < end, f"{what} did not happen within {bound_s:g} s"
-        time.sleep(0.02)
+    waiting.until(look, bound_s, what)

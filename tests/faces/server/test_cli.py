@@ -10,12 +10,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import waiting
 
 Done = subprocess.CompletedProcess[str]
 Cli = Callable[..., Done]
@@ -228,7 +229,4 @@ def test_a_secret_reaches_the_skill_that_declares_it_and_nothing_else(tmp_path: 
 
 def until(condition: Callable[[], Any]) -> Any:
     """What the condition gives once it is true."""
-    end = time.monotonic() + BOUND_S
-    while not (result := condition()):
-        assert time.monotonic() < end, "the condition did not come true in time"
-    return result
+    return waiting.until(condition, BOUND_S)

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import httpx2
 
 from skillyard.ipc.peers import peer
 from skillyard.sandbox.native.launch import _connect
+from tests import waiting
 from tests.crash.server import Server
 
 BOUND_S = 60.0
@@ -29,10 +29,7 @@ def readiness(server: Server) -> tuple[int, dict[str, Any]]:
 
 def until(look: Callable[[], Any]) -> Any:
     """What ``look`` gives as soon as it gives something."""
-    deadline = time.monotonic() + BOUND_S
-    while not (found := look()):
-        assert time.monotonic() < deadline
-    return found
+    return waiting.until(look, BOUND_S)
 
 
 def metric(server: Server, name: str, part: str) -> float:

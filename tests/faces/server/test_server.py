@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import httpx2
 import pytest
 
 from skillyard.client.sync import SyncClient
+from tests import waiting
 
 START_S = 60
 STOP_S = 30
@@ -111,11 +111,7 @@ def http(shared: Server) -> Iterator[httpx2.Client]:
 
 
 def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
-    return value
+    return waiting.until(condition, seconds)
 
 
 def processes_of(data_dir: Path) -> list[str]:

@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ import httpx2
 import pytest
 
 from skillyard.client import errors
+from tests import waiting
 from tests.bundles import skill_files, tar
 from tests.crash.server import Server
 from tests.faces.server.test_parts import until
@@ -47,15 +47,13 @@ class Yard:
         self.until_it_answers()
 
     def until_it_answers(self) -> None:
-        end = time.monotonic() + PATIENCE_S
-        while time.monotonic() < end:
-            try:
-                answer = self.get("/")
-            except httpx2.TransportError:
-                continue
-            if answer.status_code == 200:
-                return
-        raise TimeoutError(answer.text)
+        waiting.until(self._answers, PATIENCE_S, "the service answers")
+
+    def _answers(self) -> bool:
+        try:
+            return self.get("/").status_code == 200
+        except httpx2.TransportError:
+            return False
 
     @property
     def auth(self) -> dict[str, str]:

@@ -22,6 +22,7 @@ from skillyard.client.sync import SyncClient
 from skillyard.domain.principal import Principal, Scope
 from skillyard.stores.clock import SystemClock
 from skillyard.stores.files.tokens import FileTokens
+from tests import waiting
 from tests.crash.server import Server
 
 SCOPES = frozenset({Scope.EXECUTE, Scope.RUN_CODE, Scope.BLOBS, Scope.DISCOVER})
@@ -119,11 +120,14 @@ class Yard:
             self._until(lambda: -len(client.list_runs(status="running", limit=500)["runs"]), 0)
 
     def _until(self, number: Callable[[], int], least: int) -> int:
-        deadline = time.monotonic() + PATIENCE_S
-        while (found := number()) < least:
-            assert time.monotonic() < deadline, f"{found} of {least} after {PATIENCE_S:.0f} s"
-            time.sleep(0.05)
-        return found
+        found: list[int] = []
+
+        def enough() -> bool:
+            found.append(number())
+            return found[-1] >= least
+
+        waiting.until(enough, PATIENCE_S, lambda: f"{found[-1]} of {least}")
+        return found[-1]
 
     def keeper_mb(self) -> float:
         return rss_mb(self.keeper())
