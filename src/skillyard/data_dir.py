@@ -11,10 +11,10 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from skillyard.domain.errors import SkillyardError
+from skillyard.values import dataclass
 
 
 class DataDirUnusable(SkillyardError):

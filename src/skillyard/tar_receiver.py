@@ -11,11 +11,11 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from skillyard.domain.archive.names import MAX_PATH, ArchiveRefused, parts_of
 from skillyard.domain.archive.tar_stream import TarEntry, TarStream
+from skillyard.values import dataclass
 
 _HOP = 1024 * 1024
 """Bytes that go to a thread at once."""

@@ -10,9 +10,10 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+
+from skillyard.values import dataclass
 
 if TYPE_CHECKING:
     from skillyard.config.secrets import SecretSettings

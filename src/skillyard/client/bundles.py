@@ -6,7 +6,6 @@ import io
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -15,6 +14,7 @@ from skillyard.client.errors import BadArgument, BadReply
 from skillyard.client.sources import Upload, save
 from skillyard.client.transport import Offloading, Request, Transport, read_all
 from skillyard.domain.skill.name import is_excluded
+from skillyard.values import dataclass
 
 if TYPE_CHECKING:
     from tarfile import TarFile

@@ -6,7 +6,6 @@ import itertools
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from skillyard.client import wire
@@ -16,6 +15,7 @@ from skillyard.client.errors import BadArgument, BadReply, ConnectionFailed
 from skillyard.client.methods.protocol import ProtocolMethods
 from skillyard.client.sources import Upload, save
 from skillyard.client.transport import Request, Response, Transport, read_all
+from skillyard.values import dataclass
 
 if TYPE_CHECKING:
     from skillyard.client.bundles import ArchiveFormat

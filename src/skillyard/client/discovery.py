@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from skillyard.client.errors import BadArgument, Unreachable
+from skillyard.values import dataclass
 
 START_ONE = "start one with `skillyard serve`, or name one by --url or SKILLYARD_URL"
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}  # noqa: S104

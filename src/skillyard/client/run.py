@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from skillyard.client.errors import BadArgument, BadReply, RunFailed
+from skillyard.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

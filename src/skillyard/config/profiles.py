@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +20,7 @@ from skillyard.config.section import Section
 from skillyard.domain.errors import InvalidInput, QuotaExceeded, shape, shown
 from skillyard.domain.principal import Principal, Profile, check_profile_name
 from skillyard.domain.work.limits import MINIMUM
-from skillyard.yaml_values import MAX_BYTES, Document, YamlRefused
+from skillyard.values import dataclass
 
 DISCOVER = "rpc.discover"
 """The method that every profile has: it lists those that its tokens may call."""
@@ -150,6 +150,8 @@ class ProfileFile:
 
 def read_profile(file: Path) -> ProfileFile:
     """Returns the allow-list of a YAML file. Raises ValueError for one that cannot be read or has none."""
+    from skillyard.yaml_values import MAX_BYTES
+
     try:
         with file.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
@@ -164,6 +166,8 @@ def read_profile(file: Path) -> ProfileFile:
 
 def parse_profile(text: str) -> ProfileFile:
     """Returns the allow-list in a YAML text. Raises ValueError with the line and the rule."""
+    from skillyard.yaml_values import Document, YamlRefused  # not where no profile names a file
+
     try:
         document = Document(text).value
     except YamlRefused as error:

@@ -31,7 +31,7 @@ class Section(BaseModel):
     it; docs/settings.md is written from that. ``title`` is the section's path, for messages.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     def changed(self, **changes: Any) -> Self:
         """Returns a copy with other values, checked as those of the operator are. Raises InvalidInput."""

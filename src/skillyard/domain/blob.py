@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from skillyard.domain.errors import InvalidInput, QuotaExceeded
+from skillyard.values import dataclass
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB

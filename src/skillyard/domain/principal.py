@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any
 
 from skillyard.domain.errors import Forbidden, InvalidInput, shape
+from skillyard.values import dataclass
 
 MIN_LENGTH = 24
 MAX_LENGTH = 512

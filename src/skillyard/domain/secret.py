@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -12,6 +12,7 @@ from skillyard.domain.checks import check_unicode
 from skillyard.domain.errors import InvalidInput, shape
 from skillyard.domain.network.rule import Rule, parse_rule
 from skillyard.domain.principal import check_project
+from skillyard.values import dataclass
 
 MAX_SECRETS = 10_000
 _SKILLS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}\*?")

@@ -6,11 +6,12 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, shape, shown
+from skillyard.values import dataclass
 
 SEPARATOR = "__"
 """Between the names of a server and of its tool. No server's name holds it or ends with its half, so that two servers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from skillyard.config.sections import Sections
@@ -76,6 +75,7 @@ from skillyard.ports.secrets import SecretAudit, SecretReader, SecretStore
 from skillyard.ports.sessions import SessionStore
 from skillyard.ports.skills import BundleStore, SkillStore
 from skillyard.ports.tools import ToolServers, ToolStore
+from skillyard.values import dataclass
 
 TOOL_SERVERS_S = 5.0
 """How often MCP servers are looked at that nobody calls."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from skillyard.config.network import NetworkSettings
@@ -39,6 +39,7 @@ from skillyard.ports.clock import Clock, Ids
 from skillyard.ports.jailed import SchemaChecker
 from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Process, Sandbox
+from skillyard.values import dataclass
 
 CALLER_GONE = "its caller went away"
 _LEAVES = (Outcome.TIMEOUT, Outcome.OUTPUT, Outcome.EXIT, Outcome.SIGNAL, Outcome.MEMORY, Outcome.PROCESSES)

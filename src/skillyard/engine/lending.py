@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from skillyard.domain.errors import SandboxFault, SkillyardError
@@ -22,6 +21,7 @@ from skillyard.engine.observer import Fault, Observer
 from skillyard.engine.shares import Admission, Budget, Place, Room
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.sandbox import FromImage, Sandbox
+from skillyard.values import dataclass
 
 Queued = Callable[[int], None]
 PATIENCE_S = 60.0

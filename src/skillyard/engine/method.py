@@ -12,12 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Generic, Literal, TypeVar
 
 from skillyard.domain.errors import InvalidInput, SkillyardError, shape, shown
 from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.text import clean
+from skillyard.values import dataclass
 
 Schema = Mapping[str, Any]
 Check = Callable[[str, Any], None]

@@ -6,10 +6,10 @@ Events are plain values and are emitted on the event loop's thread; an observer 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from skillyard.domain.work.record import RunRecord
+from skillyard.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

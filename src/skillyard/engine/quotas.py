@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import islice
 
 from skillyard.config.profiles import ProfileSettings
 from skillyard.domain.errors import Busy
 from skillyard.domain.principal import Principal
 from skillyard.ports.clock import Clock
+from skillyard.values import dataclass
 
 
 @dataclass(slots=True)

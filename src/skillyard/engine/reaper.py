@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 from skillyard.domain.errors import BackendAway, SandboxFault, SkillyardError
@@ -22,6 +21,7 @@ from skillyard.ports.clock import Clock
 from skillyard.ports.gate import Gate
 from skillyard.ports.records import JobStore, RecordStore
 from skillyard.ports.sandbox import Backend, Remote
+from skillyard.values import dataclass
 
 STRAY_AFTER_S = 60.0
 JUMP_S = 3600.0

@@ -15,10 +15,11 @@ import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from skillyard.config.limits import AdmissionSettings
 from skillyard.domain.errors import Busy, InvalidInput
+from skillyard.values import dataclass
 
 _SMOOTHING = 0.2
 _FIRST_GUESS_S = 0.1

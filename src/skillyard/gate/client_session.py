@@ -10,7 +10,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from skillyard.domain.errors import GateFault, StoreFault
@@ -31,6 +31,7 @@ from skillyard.gate.trust import TRUST_ENV, TrustFiles
 from skillyard.gate.wire import AHEAD, PROTOCOL, log_in, plan_in, plan_out, policy_out
 from skillyard.ipc.channel import Header
 from skillyard.ports.gate import Answer, SessionStore
+from skillyard.values import dataclass
 
 PROXY_ENV: Mapping[str, str] = proxy_env(f"http://127.0.0.1:{PROXY_PORT}")
 _SERVES_AGAIN = "another one serves the run now, and what the lost one saw last may be missing"

@@ -11,13 +11,13 @@ import contextlib
 import ipaddress
 import socket
 import struct
-from dataclasses import dataclass
 
 from skillyard.domain.network.policy import Decision
 from skillyard.domain.network.rule import canonical_name
 from skillyard.domain.network.session import DNS_PORT
 from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
+from skillyard.values import dataclass
 
 NOERROR, FORMERR, SERVFAIL, NXDOMAIN, NOTIMP, REFUSED = range(6)
 A, AAAA, ANY = 1, 28, 255

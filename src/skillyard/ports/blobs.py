@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from skillyard.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

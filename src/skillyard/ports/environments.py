@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.package.environment import BuiltEnvironment, Lock, Wanted
+from skillyard.values import dataclass
 
 
 class BadEnvironment(SkillyardError):

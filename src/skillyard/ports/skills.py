@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from skillyard.domain.skill.skill import Finding, Skill, SkillLine
+from skillyard.values import dataclass
 
 
 class SkillStore(Protocol):

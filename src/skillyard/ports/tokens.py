@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from skillyard.domain.principal import Principal
+from skillyard.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

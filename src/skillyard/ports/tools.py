@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Protocol
 
 from skillyard.domain.sandbox.spec import Stream
 from skillyard.domain.tool import Tool, ToolResult, ToolRow
+from skillyard.values import dataclass
 
 
 class ToolStore(Protocol):

@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from skillyard.domain.errors import InvalidInput, OutputDropped, ProtectionMissing, SandboxFault, SandboxGone, shown
@@ -22,6 +21,7 @@ from skillyard.ports.gate import Plug
 from skillyard.sandbox.agent_channel import STALLED_S, AgentRefused, Channel, ChannelLost, Exchange, Opener
 from skillyard.sandbox.agent_way_out import WayOut
 from skillyard.sandbox.file_programs import FilesOfSandbox
+from skillyard.values import dataclass
 
 S = TypeVar("S", bound="AgentSandbox")
 T = TypeVar("T")

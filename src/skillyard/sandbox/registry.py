@@ -6,12 +6,12 @@ A backend is a module with a ``KIND`` and one line in :data:`BACKENDS`. It is im
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from skillyard.domain.sandbox.guarantees import AUTO, Nature
+from skillyard.values import dataclass
 
 if TYPE_CHECKING:
     from skillyard.config.sections import Sections

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from skillyard.client.errors import BadArgument, BadReply, RpcError
 from skillyard.client.method_table import RUNS
 from skillyard.client.methods.calling import Calls, Json, Waits, blocking
+from skillyard.values import dataclass
 
 EVERYDAY = (
     "list_skills",

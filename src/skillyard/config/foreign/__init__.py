@@ -6,7 +6,6 @@ A name means one of our settings, which has it as a default: ours win. All other
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from pydantic import BaseModel, SecretStr
 
 from skillyard.config.network import AS_RULES
 from skillyard.domain.errors import shown
+from skillyard.values import dataclass
 
 _CHOSEN = "policy.isolation"
 

@@ -10,10 +10,10 @@ keep more than one block and one extended header. Headers are those of POSIX ust
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from skillyard.domain.archive.names import ArchiveRefused
+from skillyard.values import dataclass
 
 BLOCK = 512
 _ZEROS = bytes(BLOCK)

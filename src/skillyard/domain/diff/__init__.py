@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from skillyard.domain.diff.declared import FactChange, NeedChange, diff_facts, diff_needs
 from skillyard.domain.diff.files import FileChange, FileSide, diff_files
 from skillyard.domain.skill.skill import Skill
+from skillyard.values import dataclass
 
 __all__ = ["FactChange", "FileChange", "FileSide", "NeedChange", "Side", "SkillDiff", "diff_skills"]
 

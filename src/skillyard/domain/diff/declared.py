@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -13,6 +12,7 @@ from skillyard.domain.package.names import normalized
 from skillyard.domain.secret import Delivery
 from skillyard.domain.skill.requirement import Requirement
 from skillyard.domain.skill.skill import Needs, SecretNeed, Skill
+from skillyard.values import dataclass
 
 
 class Change(StrEnum):

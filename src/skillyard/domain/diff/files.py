@@ -7,11 +7,11 @@ replaced. The diff is right then, too, and longer than it need be.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import Match, SequenceMatcher
 from itertools import accumulate
 
 from skillyard.domain.diff.declared import Change
+from skillyard.values import dataclass
 
 MAX_TEXT = 256 * 1024
 """Bytes of a file that is compared line by line."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.network.address import Address, looks_numeric, parse_address
 from skillyard.domain.network.policy import Decision, Policy
 from skillyard.domain.network.rule import canonical_name
+from skillyard.values import dataclass
 
 DEFAULT_PORT = 443
 _MOST = 300

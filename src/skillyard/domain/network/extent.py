@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
 from skillyard.domain.network.policy import Layer
 from skillyard.domain.network.rule import PortRanges, Rule
+from skillyard.values import dataclass
 
 
 class Extent(IntEnum):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from ipaddress import IPv6Network
 
 from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.network.address import Address, closed, embedded
 from skillyard.domain.network.rule import MAX_RULES, Rule, parse_rule
+from skillyard.values import dataclass
 
 OPERATOR, PROFILE = "operator", "profile"
 """The layers of the settings, which nothing replaces while a run works."""

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
 
 from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.network.address import Address, Network, looks_numeric, parse_address
+from skillyard.values import dataclass
 
 WEB_PORTS = ((80, 80), (443, 443))
 ANY_PORT = ((1, 65535),)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from enum import Enum
 from secrets import token_hex
 from typing import Any
 
 from skillyard.domain.network.policy import Policy
 from skillyard.domain.network.rule import Rule
+from skillyard.values import dataclass
 
 DNS_PORT = 53
 PROXY_PORT = 3128

@@ -13,11 +13,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.package.names import normalized
+from skillyard.values import dataclass
 
 DEFAULT_ENVIRONMENT = "base"
 """The environment of runs that name none."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from skillyard.domain.checks import MOST_PARTS, long_key
 from skillyard.domain.package.names import within
 from skillyard.domain.skill.requirement import is_requirement
+from skillyard.values import dataclass
 
 MAX_BLOCK = 64 * 1024
 """Characters of one block, with the comment signs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 from skillyard.domain.review.characters import check_characters
@@ -19,6 +19,7 @@ from skillyard.domain.review.python_code import Ground, Imports, check_python, i
 from skillyard.domain.review.python_facts import Facts
 from skillyard.domain.review.secrets import check_secrets
 from skillyard.domain.skill.skill import Finding, Skill
+from skillyard.values import dataclass
 
 MOST_TEXT = 4 * 1024 * 1024
 """Characters of a whole bundle that are read as text."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import islice
+
+from skillyard.values import dataclass
 
 MOST_TEXT = 1024 * 1024
 """Bytes of one file that are read as text; a longer one is read up to here, and that is said."""

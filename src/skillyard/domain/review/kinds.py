@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from binascii import Error, a2b_base64
-from dataclasses import dataclass
 
 from skillyard.domain.review.file import File, Text
 from skillyard.domain.review.notes import Notes, quoted
+from skillyard.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

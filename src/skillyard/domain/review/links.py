@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from skillyard.domain.review.file import File, Text
 from skillyard.domain.review.notes import Notes, quoted
+from skillyard.values import dataclass
 
 _URL = re.compile(r"\b(https?|ftp|ssh|wss?)://([^\s/<>\"'`()\[\]{}|\\^,;]{1,300}|\[[0-9a-fA-F:.]{2,45}\](?::\d{1,5})?)")
 _FETCHERS = ("curl", "wget", "iwr", "invoke-webrequest", "iex")

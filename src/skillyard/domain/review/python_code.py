@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from skillyard.domain.review.file import File, Text
 from skillyard.domain.review.notes import Notes, quoted
@@ -20,6 +20,7 @@ from skillyard.domain.review.python_words import (
     is_network,
     provides,
 )
+from skillyard.values import dataclass
 
 _ENCODING = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _PLAIN_ENCODINGS = frozenset(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from skillyard.values import dataclass
 
 Opener = Callable[[], AsyncIterator[bytes]]
 """Gives a file's bytes, or a tree as a tar stream with names below the tree's root."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from skillyard.domain.foreign_json import BadJson, parse_json
 from skillyard.domain.work.command import Command
+from skillyard.values import dataclass
 
 PIECE = 1024 * 1024
 """Most bytes of a blob in one frame."""

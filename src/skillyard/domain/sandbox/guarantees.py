@@ -9,11 +9,12 @@ themselves.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import NamedTuple
 
 from skillyard.domain.errors import ProtectionMissing
+from skillyard.values import dataclass
 
 AUTO = "auto"
 """The name of an isolation that stands for the one of the best rank that is ready on this host."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -20,6 +20,7 @@ from skillyard.domain.sandbox.frames import DEFAULT_LIMITS, FrameLimits
 from skillyard.domain.sandbox.guarantees import Demand
 from skillyard.domain.work.command import VIEW, Command, Output
 from skillyard.domain.work.limits import Limits
+from skillyard.values import dataclass
 
 
 class Owner(StrEnum):

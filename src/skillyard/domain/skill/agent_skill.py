@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from skillyard.domain.skill.name import is_servable
 from skillyard.domain.skill.report import Path, Problem, Report
 from skillyard.domain.skill.semver import is_version
+from skillyard.values import dataclass
 
 MAX_NAME, MAX_DESCRIPTION, MAX_COMPATIBILITY = 64, 1024, 500
 KNOWN = ("name", "description", "license", "compatibility", "metadata", "allowed-tools")

@@ -16,11 +16,12 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from skillyard.domain.skill.manifest import ENV_NAME, check_limits, check_relative
 from skillyard.domain.skill.report import Path, Problem, Report
+from skillyard.values import dataclass
 
 PATH = "tests/examples.toml"
 MOST = 100

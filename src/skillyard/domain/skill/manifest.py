@@ -10,7 +10,7 @@ import keyword
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput
@@ -26,6 +26,7 @@ from skillyard.domain.skill.schema import depth
 from skillyard.domain.skill.semver import is_version
 from skillyard.domain.skill.skill import Needs, RuntimeSpec, SecretNeed, SkillKind
 from skillyard.domain.work.limits import LimitFamily, Limits
+from skillyard.values import dataclass
 
 KNOWN = frozenset(
     {

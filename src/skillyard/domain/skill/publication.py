@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from skillyard.domain.errors import Forbidden, InvalidInput, QuotaExceeded, VersionTaken
 from skillyard.domain.skill.semver import Version
+from skillyard.values import dataclass
 
 MAX_REASON = 500
 """Characters of the reason for a withdrawal."""

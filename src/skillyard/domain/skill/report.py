@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from difflib import get_close_matches
+from dataclasses import field
 from typing import Any
 
 from skillyard.domain.errors import shown
+from skillyard.values import dataclass
 
 Path = tuple[str | int, ...]
 
@@ -92,6 +92,8 @@ class Report:
         for key in data:
             if key not in known and not key.startswith("x-"):
                 names = ", ".join(sorted(known))
+                from difflib import get_close_matches  # the only use, of a server that starts without it
+
                 near = get_close_matches(key[:64], known, 1)
                 mend = f"is '{near[0]}' meant?" if near else ""
                 message = f"is not known and has no effect; known are {names}"

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.skill.report import Path, Report
 from skillyard.domain.skill.semver import Range
+from skillyard.values import dataclass
 
 _FORM = re.compile(r"([^\W_](?:[\w.-]*[^\W_])?)\s*(.*)", re.DOTALL)
 _PROJECT = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"

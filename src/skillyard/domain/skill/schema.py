@@ -7,8 +7,9 @@ is applied: nothing above them is ever applied.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from skillyard.values import dataclass
 
 MOST_ERRORS = 5
 Path = tuple[str | int, ...]

@@ -10,10 +10,10 @@ import functools
 import operator
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, shown
+from skillyard.values import dataclass
 
 MAX_LENGTH = 128
 """Characters of a version: more says nothing, and a longer number would be refused by ``int``."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from skillyard.domain.rules import mend_of
 from skillyard.domain.secret import Delivery
+from skillyard.values import dataclass
 
 
 class SkillKind(StrEnum):

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.skill.semver import Range
+from skillyard.values import dataclass
 
 MOST_RULES = 1000
 _LONGEST = 512

@@ -10,12 +10,13 @@ import binascii
 import hashlib
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from skillyard.domain.errors import InvalidInput, shape
 from skillyard.domain.network.address import Address, parse_address
 from skillyard.domain.network.rule import canonical_name
+from skillyard.values import dataclass
 
 MOST_URL = 2048
 PENDING, DELIVERED, GIVEN_UP = "pending", "delivered", "given_up"

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, UnsupportedLanguage, shape, shown
 from skillyard.domain.work.service import Service
 from skillyard.domain.work.service import from_stored as stored_service
+from skillyard.values import dataclass
 
 LANGUAGES = ("bash", "python", "javascript", "typescript")
 """The last two need node in the sandbox, which says so by name where it has none."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from skillyard.domain.work.record import RunRecord, RunStatus
+from skillyard.values import dataclass
 
 MOST_EVENTS = 1000
 DROPPED = "dropped"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
 from skillyard.domain.errors import QuotaExceeded
+from skillyard.values import dataclass
 
 
 class JobState(StrEnum):

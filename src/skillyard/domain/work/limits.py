@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, shown
+from skillyard.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

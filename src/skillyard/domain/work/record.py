@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from enum import StrEnum
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.sandbox.frames import START, FramePlace
 from skillyard.domain.sandbox.spec import Owner
+from skillyard.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, shape, shown
+from skillyard.values import dataclass
 
 NEVER, ON_FAILURE = "never", "on-failure"
 RESTARTS = (NEVER, ON_FAILURE)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from skillyard.domain.errors import InvalidInput, QuotaExceeded, shape
 from skillyard.domain.work.record import Lease
+from skillyard.values import dataclass
 
 USUAL_ALIAS = "default"
 """The alias of calls that name none, where the settings keep one sandbox for each agent."""

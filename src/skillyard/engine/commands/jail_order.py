@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import PurePosixPath
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from skillyard.domain.sandbox.content import JailDirectory
 from skillyard.domain.sandbox.spec import Mount, Stream
 from skillyard.domain.work.limits import Limits
 from skillyard.engine.secrets.service import GivenSecret
+from skillyard.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

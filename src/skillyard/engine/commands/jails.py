@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from skillyard.config.network import NetworkSettings
@@ -39,6 +39,7 @@ from skillyard.ports.clock import Clock, Ids
 from skillyard.ports.gate import Gate
 from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Process
+from skillyard.values import dataclass
 
 _STREAMS = StreamLimits(at_cap=AtCap.WAIT)
 

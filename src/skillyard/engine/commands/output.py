@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from operator import le
 
 from skillyard.domain.work.record import LOG_START, LogPlace, StreamPlaces
 from skillyard.engine.secrets.redact import Redaction, Redactor
+from skillyard.values import dataclass
 
 STDOUT, STDERR = "stdout", "stderr"
 MARK_EVERY = 64 * 1024

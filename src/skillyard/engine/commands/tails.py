@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from skillyard.engine.commands.output import BOTH, MARK_EVERY, STDOUT, Unmarker
 from skillyard.engine.tasks import Tasks
 from skillyard.engine.text import cut_tail
+from skillyard.values import dataclass
 
 
 class Kept(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -14,6 +13,7 @@ from skillyard.domain.tool import Tool, ToolRow, ToolState, offered_name
 from skillyard.engine.observer import Observer, ToolsChanged
 from skillyard.ports.clock import Clock
 from skillyard.ports.tools import ToolStore
+from skillyard.values import dataclass
 
 _CALL = "tools.call"
 """The method whose right code needs too, though it calls tools by another way."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -21,6 +20,7 @@ from skillyard.engine.gateway.service import Called, Gateway
 from skillyard.engine.network.run_network import Calls
 from skillyard.engine.quotas import CallQuotas
 from skillyard.engine.runs.failure import Refused
+from skillyard.values import dataclass
 
 RUN = "mcp.run"
 """The label of a call that names the run whose code made it."""

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from skillyard.domain.errors import Busy, InvalidInput, SkillyardError, ToolNotFound, shape, shown
@@ -23,6 +23,7 @@ from skillyard.engine.shares import Budget
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.clock import Clock, Ids
 from skillyard.ports.records import RecordStore
+from skillyard.values import dataclass
 
 SERVER, TOOL = "mcp.server", "mcp.tool"
 """The labels of a call."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,6 +38,7 @@ from skillyard.engine.text import clean
 from skillyard.ports.gate import Gate, GateSession
 from skillyard.ports.sandbox import Process
 from skillyard.ports.tools import LinkBounds, Remote, ToolServer, ToolServers
+from skillyard.values import dataclass
 
 SERVER = "server"
 """The layer of a server's own rules."""

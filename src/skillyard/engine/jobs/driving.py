@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from skillyard.domain.errors import Busy, SkillyardError, StoreFault
 from skillyard.domain.work.job import (
@@ -34,6 +34,7 @@ from skillyard.engine.sessions.service import SessionService
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.clock import Clock
 from skillyard.ports.records import JobStore, RecordStore
+from skillyard.values import dataclass
 
 _TRIES = 10
 _GONE = "its record is not kept any more"

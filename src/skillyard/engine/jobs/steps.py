@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from skillyard.domain.checks import check_unicode
@@ -14,6 +13,7 @@ from skillyard.domain.errors import BlobNotFound, InvalidInput, shown
 from skillyard.domain.principal import Principal
 from skillyard.domain.work.command import MOST_TEXT, Command, from_params
 from skillyard.domain.work.job import JobRecord
+from skillyard.values import dataclass
 
 Params = Mapping[str, Any]
 OF_STEP = "step:"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from skillyard.domain.errors import GateFault, InvalidInput, SandboxGone
@@ -28,6 +28,7 @@ from skillyard.engine.secrets.redact import Redaction
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.gate import Gate, GateSession
 from skillyard.ports.sandbox import Networked, Sandbox
+from skillyard.values import dataclass
 
 T = TypeVar("T")
 

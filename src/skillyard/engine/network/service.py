@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from skillyard.config.network import NetworkSettings
@@ -31,6 +30,7 @@ from skillyard.engine.network.grant import (
 )
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.skills.service import SkillService
+from skillyard.values import dataclass
 
 PATIENCE_S = 5.0
 """How long the name server may take."""

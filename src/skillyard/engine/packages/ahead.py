@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from skillyard.domain.sandbox.spec import EnvironmentRef, SandboxSpec
 from skillyard.engine.observer import Fault, ModulesAhead, Observer
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.sandbox import Backend
+from skillyard.values import dataclass
 
 if TYPE_CHECKING:
     from skillyard.config.packages import EnvironmentSettings

@@ -8,7 +8,6 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from skillyard.config.packages import EnvironmentSettings, PackagesSettings
@@ -18,6 +17,7 @@ from skillyard.domain.package.names import admits, normalized, within
 from skillyard.domain.package.script_metadata import OPENING, read_script_metadata
 from skillyard.domain.skill.requirement import is_requirement
 from skillyard.domain.skill.skill import Skill
+from skillyard.values import dataclass
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 

@@ -7,13 +7,14 @@ import platform
 import sys
 import sysconfig
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.package.environment import BuiltEnvironment, Lock
 from skillyard.domain.sandbox.spec import EnvironmentRef
+from skillyard.values import dataclass
 
 
 class BuildFailed(SkillyardError):

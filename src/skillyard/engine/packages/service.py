@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from skillyard.config.packages import PackagesSettings
@@ -16,6 +15,7 @@ from skillyard.engine.packages.environments import Environments
 from skillyard.engine.skills.service import SkillService
 from skillyard.engine.skills.standings import packages_allowed
 from skillyard.ports.blobs import BlobStore
+from skillyard.values import dataclass
 
 _WAYS = ("environment", "skill", "packages")
 

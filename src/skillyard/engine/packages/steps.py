@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from secrets import token_hex
@@ -41,6 +40,7 @@ from skillyard.engine.tasks import Tasks
 from skillyard.engine.text import shorten
 from skillyard.ports.gate import Gate
 from skillyard.ports.sandbox import Process
+from skillyard.values import dataclass
 
 TOKEN_USER = "__token__"  # noqa: S105 - who a token belongs to, by the custom of package indexes
 BUILDER = "environments"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar
 
 from skillyard.domain.errors import Busy
@@ -21,6 +21,7 @@ from skillyard.engine.shapes import STRINGS
 from skillyard.engine.shares import Budget
 from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Process, Sandbox
+from skillyard.values import dataclass
 
 T = TypeVar("T")
 

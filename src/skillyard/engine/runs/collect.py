@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from mimetypes import MimeTypes
 from typing import Any
 
@@ -33,6 +33,7 @@ from skillyard.engine.runs.failure import Failure, LeftBehind
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.blobs import BlobInfo, BlobStore
 from skillyard.ports.sandbox import Sandbox
+from skillyard.values import dataclass
 
 INLINE = 256 * 1024
 NOTED_BYTES = 8 * 1024 * 1024

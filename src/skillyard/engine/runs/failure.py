@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from skillyard.config.packages import EnvironmentSettings, PackagesSettings
 from skillyard.domain.review.python_words import IMPORTED_AS
@@ -17,6 +17,7 @@ from skillyard.domain.work.record import ERROR_TYPES, Ending, Outcome
 from skillyard.engine.packages.asked import required_name, why_refused
 from skillyard.engine.secrets.redact import NOTHING, Redaction
 from skillyard.engine.text import clean, first, lines, shorten
+from skillyard.values import dataclass
 
 MAX_MESSAGE = 2048
 MAX_TRACEBACK = 2048

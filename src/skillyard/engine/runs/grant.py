@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from secrets import token_hex
 from typing import Any
 
@@ -53,6 +53,7 @@ from skillyard.engine.skills.schemas import complaint
 from skillyard.ports.clock import Ids
 from skillyard.ports.gate import Gate
 from skillyard.ports.jailed import SchemaChecker
+from skillyard.values import dataclass
 
 PLACEHOLDER = "skillyard-secret-"
 """Begins the stand-in of a secret that stays at the gate; 32 hexadecimal digits follow."""

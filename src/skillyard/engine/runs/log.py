@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from skillyard.domain.errors import BlobNotFound, OutputDropped, SkillyardError
@@ -18,6 +18,7 @@ from skillyard.engine.runs.patience import Patience
 from skillyard.engine.secrets.redact import Redaction
 from skillyard.engine.text import cut_head, cut_tail
 from skillyard.ports.sandbox import Process
+from skillyard.values import dataclass
 
 MAX = 2048
 HEAD = 512

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass
 
 from skillyard.domain.errors import OutputDropped
 from skillyard.domain.sandbox.spec import Stream
@@ -15,6 +14,7 @@ from skillyard.engine.secrets.redact import Redactor
 from skillyard.engine.text import cut_head
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.records import RecordStore
+from skillyard.values import dataclass
 
 FIRST_S = 0.5
 """How long a page of a running run waits for something new: on a busy host, what is there takes a while to come."""

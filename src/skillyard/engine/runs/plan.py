@@ -7,7 +7,7 @@ Everything in this file answers to the caller's request as such. An error is one
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from skillyard.config.profiles import ProfileSettings, bound, check_quota
@@ -34,6 +34,7 @@ from skillyard.engine.skills.standings import UNMOUNTED, RunTrust
 from skillyard.ports.blobs import BlobInfo, BlobStore
 from skillyard.ports.clock import Clock, Ids
 from skillyard.ports.records import RecordStore
+from skillyard.values import dataclass
 
 _SHORT = 12
 

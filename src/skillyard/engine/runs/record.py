@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Protocol
 
 from skillyard.domain.errors import SkillyardError
@@ -21,6 +21,7 @@ from skillyard.engine.secrets.redact import NOTHING, Redaction
 from skillyard.engine.skills.schemas import complaint
 from skillyard.engine.text import clean, ends, first
 from skillyard.ports.jailed import SchemaChecker
+from skillyard.values import dataclass
 
 NO_NOTES = Notes()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, UnsupportedLanguage, shape, shown
@@ -17,6 +17,7 @@ from skillyard.domain.work.command import from_stored as stored_command
 from skillyard.domain.work.labels import check_labels
 from skillyard.domain.work.record import RunKind
 from skillyard.engine.packages.asked import asked_packages
+from skillyard.values import dataclass
 
 _HELD = 64 * 1024
 """Bytes that tasks, records and buffers of one request take, however small it is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from skillyard.engine.runs.request import RunRequest
 from skillyard.engine.sessions.service import SessionService
 from skillyard.engine.shares import Budget
 from skillyard.ports.records import RecordStore
+from skillyard.values import dataclass
 
 Key = tuple[str, str]
 _OF_SESSIONS, _OF_CALLS = ("restart", "wait_ms", "agent"), ("entrypoint", "args", "detach")

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from skillyard.domain.errors import SandboxCutOff, SandboxGone, SkillyardError
@@ -19,6 +19,7 @@ from skillyard.engine.runs.request import RunRequest, from_stored
 from skillyard.ports.clock import Clock
 from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Process, Sandbox
+from skillyard.values import dataclass
 
 T = TypeVar("T")
 

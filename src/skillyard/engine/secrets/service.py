@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.network.rule import Rule
@@ -15,6 +15,7 @@ from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.plan import Plan
 from skillyard.ports.clock import Clock
 from skillyard.ports.secrets import SecretAudit, SecretReader, SecretStore
+from skillyard.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.sandbox import ByteStream
+from skillyard.values import dataclass
 
 KEPT_S = 4.0
 """Common servers end an idle connection after five seconds."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import dataclass
 
 from skillyard.config.services import ServiceSettings
 from skillyard.ports.clock import Clock
+from skillyard.values import dataclass
 
 TICKET_S = 60.0
 MOST = 10_000

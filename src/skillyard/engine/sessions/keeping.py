@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from skillyard.config.sessions import SessionSettings
 from skillyard.domain.errors import Forbidden, QuotaExceeded, SandboxCutOff, SandboxFault, SandboxGone, SkillyardError
@@ -25,6 +25,7 @@ from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Sandbox
 from skillyard.ports.secrets import SecretStore
 from skillyard.ports.sessions import SessionStore
+from skillyard.values import dataclass
 
 LEASE_S = 90.0
 IDLE, HARD, LOST, SERVER = "idle", "hard", "lost", "server"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from skillyard.domain.errors import Busy
 from skillyard.domain.work.session import SessionKey
+from skillyard.values import dataclass
 
 _SOONEST_MS, _LATEST_MS = 250, 60_000
 

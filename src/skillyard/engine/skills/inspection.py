@@ -7,13 +7,10 @@ import stat
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from skillyard.domain.diff import FileSide, Side, SkillDiff, diff_skills
 from skillyard.domain.errors import SkillNotFound, StoreFault
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.review.bundle import Review, python_sources, review
-from skillyard.domain.review.file import File
 from skillyard.domain.skill.skill import Skill
 from skillyard.engine.method import (
     BOOLEAN,
@@ -33,6 +30,11 @@ from skillyard.engine.shapes import FINDING, STRINGS, shape, table_of
 from skillyard.engine.skills.service import SkillService
 from skillyard.ports.jailed import PythonReader
 from skillyard.threads import to_its_end
+
+if TYPE_CHECKING:  # a server that nobody asks starts without them
+    from skillyard.domain.diff import Side, SkillDiff
+    from skillyard.domain.review.bundle import Review
+    from skillyard.domain.review.file import File
 
 KEPT = 64
 """Reviews that are remembered: a version never changes."""
@@ -60,18 +62,24 @@ class Reviews:
             return self._made[key]
 
     async def _make(self, skill: Skill) -> Review:
+        from skillyard.domain.review.bundle import review
+
         files, sources = await to_its_end(_read_all, skill)
         facts = {path: await self._reader.read_python(source) for path, source in sources.items()}
         return await to_its_end(review, files, skill, facts)
 
 
 def _read_all(skill: Skill) -> tuple[list[File], Mapping[str, str]]:
+    from skillyard.domain.review.bundle import python_sources
+
     files = [_read(skill, file.path) for file in skill.files]
     return files, python_sources(files)
 
 
 def _read(skill: Skill, path: str) -> File:
     """Reads a file of a snapshot, whose executable files have mode 0555."""
+    from skillyard.domain.review.file import File
+
     place = skill.root / path
     return File(path, place.read_bytes(), bool(place.stat().st_mode & 0o100))
 
@@ -129,6 +137,8 @@ async def compare(inspection: Inspection, principal: Principal, params: Mapping[
 
 
 def _compared(old: Skill, new: Skill) -> SkillDiff:
+    from skillyard.domain.diff import diff_skills
+
     try:
         return diff_skills(_diff_side(old), _diff_side(new))
     except OSError as error:
@@ -137,6 +147,8 @@ def _compared(old: Skill, new: Skill) -> SkillDiff:
 
 def _diff_side(skill: Skill) -> Side:
     """Returns the files of a snapshot, whose executable files have mode 0555."""
+    from skillyard.domain.diff import FileSide, Side
+
     files = {}
     for file in skill.files:
         place = skill.root / file.path

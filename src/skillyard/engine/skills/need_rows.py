@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -17,6 +16,7 @@ from skillyard.domain.skill.trust import Standing
 from skillyard.domain.work.limits import Limits
 from skillyard.engine.packages.asked import required_name
 from skillyard.engine.skills.standings import packages_allowed
+from skillyard.values import dataclass
 
 NETWORK, SECRET, LIMIT, REQUIRES, PACKAGE, ENVIRONMENT, IMAGE, TOOL = (
     "network",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from skillyard.domain.errors import Forbidden, SkillNotFound
@@ -34,6 +33,7 @@ from skillyard.engine.tasks import Tasks
 from skillyard.ports.clock import Clock
 from skillyard.ports.publications import PublicationStore
 from skillyard.ports.skills import ArchiveForm, Arrived, BundleStore, Exported
+from skillyard.values import dataclass
 
 
 def publication_view(told: Publication) -> dict[str, Any]:

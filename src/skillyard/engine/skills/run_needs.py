@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from skillyard.config.network import NetworkSettings
@@ -24,6 +24,7 @@ from skillyard.engine.runs.plan import Plan
 from skillyard.engine.secrets.service import GivenSecret
 from skillyard.engine.skills import need_rows
 from skillyard.engine.skills.need_rows import Row
+from skillyard.values import dataclass
 
 MOST_BYTES = 32 * 1024
 """Of all rows of one record, as JSON."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from skillyard.config.packages import PackagesSettings
 from skillyard.config.policy import TrustSettings
@@ -14,6 +14,7 @@ from skillyard.domain.skill.skill import Skill, SkillSource
 from skillyard.domain.skill.trust import Standing
 from skillyard.engine.observer import ApprovalChanged, Observer
 from skillyard.ports.approvals import ApprovalStore
+from skillyard.values import dataclass
 
 BUILT_IN = Standing(True, "built-in")
 IN_DIRECTORY = Standing(True, "directory")

@@ -9,7 +9,7 @@ import asyncio
 import base64
 import binascii
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from skillyard.domain.checks import check_unicode
@@ -60,6 +60,7 @@ from skillyard.engine.skills.publishing import UPLOAD_TOOL, Publisher
 from skillyard.engine.skills.service import SkillService
 from skillyard.engine.text import show
 from skillyard.ports.blobs import BlobStore
+from skillyard.values import dataclass
 
 Params = Mapping[str, Any]
 

@@ -6,7 +6,7 @@ The answer is shown as a table, as text or as JSON.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,6 +15,7 @@ import click
 from skillyard.client.errors import BadReply
 from skillyard.faces.cli.options import Named, json_option, server_options
 from skillyard.faces.cli.render import calm, emit_json, emit_table
+from skillyard.values import dataclass
 
 if TYPE_CHECKING:
     from skillyard.faces.cli.target import Target, Where

@@ -8,7 +8,6 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -16,6 +15,7 @@ from skillyard.domain.checks import is_blob_id
 from skillyard.domain.errors import shape
 from skillyard.faces.cli.failures import Exit, Failure
 from skillyard.faces.cli.progress import transfer
+from skillyard.values import dataclass
 
 if TYPE_CHECKING:
     from skillyard.faces.cli.target import Target

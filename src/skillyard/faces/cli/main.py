@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -79,5 +80,6 @@ def cli() -> None:
 
 def main() -> None:
     """Runs the ``skillyard`` script."""
+    gc.set_threshold(100_000)  # imports leave no garbage, and were looked through a hundred times
     stand_in()
     cli(prog_name="skillyard")

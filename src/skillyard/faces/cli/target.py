@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +15,7 @@ import click
 from skillyard.client.discovery import Server, ServerUrl, default_data_dir, find_server, recorded_url
 from skillyard.faces.cli.failures import Exit, Failure
 from skillyard.faces.cli.render import calm
+from skillyard.values import dataclass
 
 if TYPE_CHECKING:
     from skillyard.client import ExportedSkill, FetchedBlob, PublishedSkill, StoredBlob

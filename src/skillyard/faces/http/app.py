@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from skillyard.faces.http.services.endpoint import ByHostName, HostEndpoint, Pat
 from skillyard.faces.http.skills import SkillEndpoint
 from skillyard.faces.rpc.dispatcher import Dispatcher
 from skillyard.faces.rpc.wire import dumps
+from skillyard.values import dataclass
 
 METRICS = "metrics"
 """The tool that a profile names to allow ``/metrics``."""

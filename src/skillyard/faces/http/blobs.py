@@ -9,7 +9,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from starlette.datastructures import Headers
@@ -27,6 +26,7 @@ from skillyard.faces.http.replies import PIECE, end, piece, reply, start
 from skillyard.faces.http.request import HttpCaller
 from skillyard.faces.rpc.wire import dumps
 from skillyard.ports.blobs import BlobInfo
+from skillyard.values import dataclass
 
 
 def upload_type(headers: Headers, what: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from skillyard.domain.errors import Busy
 from skillyard.faces.http.errors import BadRequest, PayloadTooLarge, SlowBody, Unavailable
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.rpc.wire import CallerGone
+from skillyard.values import dataclass
 
 _SOON_MS = 1000
 _PARTS = 4096

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -26,6 +25,7 @@ from skillyard.domain.errors import Forbidden
 from skillyard.domain.principal import Scope
 from skillyard.faces.mcp.caller import Callers, Context
 from skillyard.faces.mcp.following import clean
+from skillyard.values import dataclass
 
 KEY = "approval"
 ANSWER_S = 600.0

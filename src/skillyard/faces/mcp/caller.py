@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ from skillyard.domain.errors import SkillyardError
 from skillyard.domain.principal import LOCAL, Principal
 from skillyard.faces.rpc.dispatcher import Invoke, Meter
 from skillyard.faces.rpc.wire import CallerGone
+from skillyard.values import dataclass
 
 T = TypeVar("T")
 Context = ServerRequestContext[Any, Any]

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
@@ -34,6 +33,7 @@ from skillyard.faces.news import News
 from skillyard.faces.rpc.dispatcher import Invoke, Meter, malformed
 from skillyard.faces.rpc.wire import VALUE_BYTES, loads, weight
 from skillyard.runtime import Runtime
+from skillyard.values import dataclass
 
 _SESSION = b"mcp-session-id"
 _SOON_MS = 1000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
 
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
@@ -26,6 +25,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from skillyard.domain.errors import InvalidInput, SkillyardError, shown
 from skillyard.faces.mcp.caller import Callers, Context
 from skillyard.faces.mcp.skills import SCHEME, SkillFace
+from skillyard.values import dataclass
 
 NOT_FOUND = -32002
 """The code of a resource that is not there, before 2026-07-28."""

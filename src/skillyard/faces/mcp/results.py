@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from mcp_types import CallToolResult, ContentBlock, ImageContent, ResourceLink, TextContent
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.faces.rpc.wire import dumps, error_object
+from skillyard.values import dataclass
 
 MOST_IMAGES = 4
 MOST_IMAGE_BYTES = 1024 * 1024

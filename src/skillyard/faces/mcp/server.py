@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from mcp.server.caching import CacheHint
@@ -41,6 +40,7 @@ from skillyard.faces.mcp.servers import ServerFace
 from skillyard.faces.mcp.skills import SkillFace, UriParams
 from skillyard.faces.mcp.tasks import TaskFace, TaskParams
 from skillyard.faces.rpc.wire import CallerGone, error_object
+from skillyard.values import dataclass
 
 INSTRUCTIONS = (
     "skillyard runs agent skills and Python code in sandboxes that are made for one run and destroyed after it."

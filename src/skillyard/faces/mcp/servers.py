@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from mcp_types import AudioContent, CallToolResult, ContentBlock, ImageContent, ListToolsResult, TextContent, Tool
@@ -16,6 +15,7 @@ from skillyard.domain.tool import SEPARATOR
 from skillyard.engine.table import METHODS
 from skillyard.faces.mcp import results
 from skillyard.faces.mcp.caller import Callers, Context
+from skillyard.values import dataclass
 
 _LIST, _CALL = "tools.list", "tools.call"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from typing import Any
@@ -35,6 +34,7 @@ from skillyard.domain.principal import Principal
 from skillyard.engine.table import METHODS
 from skillyard.faces.mcp import tools
 from skillyard.faces.mcp.caller import Callers, Context
+from skillyard.values import dataclass
 
 SCHEME = "skill://"
 EXTENSION = "io.modelcontextprotocol/skills"

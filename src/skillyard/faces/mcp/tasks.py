@@ -7,7 +7,6 @@ that completed with an error; ``failed`` is for a run that was lost.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -31,6 +30,7 @@ from skillyard.domain.work.record import Outcome, RunRecord
 from skillyard.engine.runs.record import in_detail, run_object
 from skillyard.engine.table import METHODS
 from skillyard.faces.mcp.caller import Callers, Context, until_gone
+from skillyard.values import dataclass
 
 EXTENSION = "io.modelcontextprotocol/tasks"
 TASKS = frozenset({"execute_skill", "run_code"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from skillyard.domain.errors import (
 from skillyard.domain.principal import Principal
 from skillyard.faces.rpc import wire
 from skillyard.faces.rpc.wire import CallerGone, Request, error_object, loads
+from skillyard.values import dataclass
 
 logger = logging.getLogger("skillyard.rpc")
 

@@ -10,11 +10,11 @@ import json
 import logging
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
 from skillyard.domain.errors import InvalidRequest, ParseError, SkillyardError, shape
+from skillyard.values import dataclass
 
 logger = logging.getLogger("skillyard.rpc")
 

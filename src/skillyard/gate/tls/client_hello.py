@@ -6,9 +6,8 @@ more than 16 KiB of one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from skillyard.domain.network.rule import canonical_name
+from skillyard.values import dataclass
 
 MOST = 1 << 14
 """Bytes of records that one ClientHello may take."""

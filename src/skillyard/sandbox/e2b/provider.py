@@ -10,12 +10,12 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from skillyard.config.backends import E2bSettings
 from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SandboxGone, shown
 from skillyard.domain.secret import EVERYBODY, Secret
+from skillyard.values import dataclass
 
 if TYPE_CHECKING:
     from e2b import AsyncSandbox

@@ -12,7 +12,6 @@ import secrets
 import shutil
 import subprocess
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from skillyard.config.backends import MicrovmSettings
@@ -22,6 +21,7 @@ from skillyard.sandbox.microvm.image import Image
 from skillyard.sandbox.microvm.machine import Shape
 from skillyard.sandbox.microvm.snapshot import booted, last_words
 from skillyard.threads import to_its_end
+from skillyard.values import dataclass
 
 ANSWERS_S = 10.0
 _DEVICE = Path("/dev/kvm")

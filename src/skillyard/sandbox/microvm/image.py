@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from skillyard.domain.errors import SandboxFault
+from skillyard.values import dataclass
 
 FORMAT = 1
 KERNEL, INITIAL, ROOT = "kernel", "initial", "root.squashfs"

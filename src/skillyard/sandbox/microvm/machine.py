@@ -15,13 +15,13 @@ import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from skillyard.domain.errors import SandboxFault
 from skillyard.sandbox.microvm.first import CHANNEL_PORT, CHANNELS, ORDER_PORT
 from skillyard.sandbox.microvm.image import INITIAL, KERNEL, ROOT, Image
 from skillyard.sandbox.native.groups.groups import GroupLimits
+from skillyard.values import dataclass
 
 ORDER, MONITOR, LOG, SAID = "order", "monitor", "log", "said"
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"

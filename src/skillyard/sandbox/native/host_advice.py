@@ -12,11 +12,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from skillyard.sandbox.native.linux import bpf, kernel, landlock, namespaces
+from skillyard.values import dataclass
 
 SWITCHES = {
     "user.max_user_namespaces": ("0", "10000"),

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from skillyard.sandbox.native.host_advice import Surroundings, filter_mend, look
 from skillyard.sandbox.native.inside.walls import HOSTNAME
 from skillyard.sandbox.native.linux import kernel
 from skillyard.sandbox.native.sandbox import NativeSandbox
+from skillyard.values import dataclass
 
 _SHOWN = 300
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import resource
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from skillyard.domain.sandbox.spec import Owner, SandboxSpec
@@ -13,6 +12,7 @@ from skillyard.domain.work.limits import Limits
 from skillyard.sandbox.content import bound
 from skillyard.sandbox.native.inside.walls import HOSTNAME, MASKED_DIRECTORIES, MASKED_FILES
 from skillyard.sandbox.oci import calls
+from skillyard.values import dataclass
 
 GUEST = "/run/skillyard-guest.pyz"
 """The agent and the guest inside, as one file that the interpreter runs."""

@@ -7,13 +7,13 @@ import json
 import tarfile
 import zoneinfo
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 from skillyard.domain.errors import InvalidInput, SandboxFault, shown
 from skillyard.domain.sandbox.image import is_name
 from skillyard.sandbox.oci.engine import Engine, EngineRefused
+from skillyard.values import dataclass
 
 BASE = "debian:bookworm-slim"
 PROGRAMS = {

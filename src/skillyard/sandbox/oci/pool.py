@@ -10,13 +10,14 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import EnvironmentRef, Owner, SandboxSpec
 from skillyard.sandbox.agent_client import AgentSandbox
+from skillyard.values import dataclass
 
 SHAPES = 4
 """Shapes that are kept ready: those that were used last."""

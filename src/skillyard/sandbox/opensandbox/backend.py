@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -50,6 +50,7 @@ from skillyard.sandbox.registry import Kind, Place
 from skillyard.sandbox.secret_file import secret_of
 from skillyard.sandbox.turns import Turns
 from skillyard.threads import answered, to_its_end
+from skillyard.values import dataclass
 
 _SERVER, _KEY, _KEY_DIGEST = "skillyard.server", "skillyard.key", "skillyard.key-digest"
 _OWNER, _NONCE, _TIMEOUT, _ENFORCED = "skillyard.owner", "skillyard.nonce", "skillyard.timeout", "skillyard.enforced"

@@ -9,13 +9,13 @@ import base64
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from skillyard.config.backends import OpenSandboxSettings
 from skillyard.domain.errors import BackendAway, SandboxFault, SandboxGone, shown
 from skillyard.sandbox.opensandbox.http_entry import PORT
+from skillyard.values import dataclass
 
 _PAGE = 100
 _MOST_PAGES = 100

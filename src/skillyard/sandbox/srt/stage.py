@@ -10,13 +10,13 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.sandbox.content import bound
 from skillyard.sandbox.srt import tools
 from skillyard.sandbox.srt.tools import Tools
+from skillyard.values import dataclass
 
 INNER = 1000
 """The user id inside the stage, where the server is an ordinary user."""

@@ -10,10 +10,10 @@ import shutil
 import site
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from skillyard.domain.errors import SandboxFault, shown
+from skillyard.values import dataclass
 
 PACKAGE = "@anthropic-ai/sandbox-runtime"
 OLDEST, NEWEST = (0, 0, 80), (0, 0, 999)

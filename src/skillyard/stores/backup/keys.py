@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput
+from skillyard.values import dataclass
 
 FORMAT = 1
 MOST = 1024 * 1024

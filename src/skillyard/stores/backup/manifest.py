@@ -10,10 +10,11 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, BinaryIO
 
 from skillyard.domain.errors import InvalidInput
+from skillyard.values import dataclass
 
 NAME = "manifest.jsonl"
 FORMAT = 1

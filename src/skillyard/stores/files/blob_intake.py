@@ -7,12 +7,12 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from skillyard.domain.blob import BlobLimits
 from skillyard.domain.errors import QuotaExceeded, StoreFault
 from skillyard.stores.files.blob_files import BlobFiles, StagedFile
+from skillyard.values import dataclass
 
 T = TypeVar("T")
 

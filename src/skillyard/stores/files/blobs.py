@@ -15,7 +15,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -30,6 +30,7 @@ from skillyard.stores.files.blob_files import BlobFiles, disk_fault
 from skillyard.stores.files.blob_intake import INLINE, Content, Gauge, Intake
 from skillyard.stores.sqlite import blob_rows as rows
 from skillyard.stores.sqlite.database import Database
+from skillyard.values import dataclass
 
 DEFAULT_LIMITS = BlobLimits()
 _PIECE = 256 * 1024

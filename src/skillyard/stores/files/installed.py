@@ -13,13 +13,13 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from skillyard.domain.archive.names import printable
 from skillyard.domain.package.environment import Lock, parse_lock
 from skillyard.domain.package.names import normalized
 from skillyard.ports.environments import BadEnvironment
+from skillyard.values import dataclass
 
 MAX_RECORD = 64 * 1024 * 1024
 _ALGORITHMS = frozenset({"sha256", "sha384", "sha512"})

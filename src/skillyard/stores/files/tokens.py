@@ -14,7 +14,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from skillyard.domain.principal import DEFAULT_PROJECT, MAX_LENGTH, Principal, S
 from skillyard.ports.clock import Clock
 from skillyard.ports.tokens import TokenInfo
 from skillyard.stores.files.state_file import Stamp, StateFile
+from skillyard.values import dataclass
 
 PLAIN_FORMAT, PROJECT_FORMAT, FORMAT = 1, 2, 3
 """Without projects, with them, and with agents and profiles. The least that holds all tokens is written, so that an

@@ -16,12 +16,13 @@ import os
 import platform
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from skillyard.domain.errors import InvalidInput, StoreFault
 from skillyard.stores.files.state_file import StateFile
 from skillyard.stores.seal.readers import read_small
+from skillyard.values import dataclass
 
 MOST_TEXT = 4096
 """Bytes of a key's text."""

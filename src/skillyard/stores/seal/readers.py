@@ -10,13 +10,14 @@ import asyncio
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from skillyard.domain.errors import InvalidInput, StoreFault
 from skillyard.domain.secret import MAX_VALUE_BYTES, Delivery, Secret, check_secret_name, check_secret_value, covers
 from skillyard.ports.secrets import SecretReader
+from skillyard.values import dataclass
 
 
 class Binding(NamedTuple):

@@ -13,12 +13,13 @@ import base64
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.secret import EVERYBODY, Delivery, SecretEntry, SecretScope, SecretVersion
 from skillyard.stores.seal.keys import Key
+from skillyard.values import dataclass
 
 FORMAT = 2
 OLD_FORMAT = 1

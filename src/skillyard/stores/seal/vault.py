@@ -15,7 +15,7 @@ import ssl
 import string
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from skillyard.config.secrets import VaultReaderSettings
 from skillyard.domain.errors import InvalidInput, StoreFault, shape
 from skillyard.domain.secret import Secret
 from skillyard.stores.seal.readers import read_small
+from skillyard.values import dataclass
 
 if TYPE_CHECKING:
     import httpx2

@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar, cast
 
@@ -24,6 +24,7 @@ from skillyard.stores.skills.validation.findings import Findings
 from skillyard.stores.skills.validation.skill_md import NAME, read_skill_md
 from skillyard.stores.skills.validation.toml import TomlRefused, read_toml
 from skillyard.threads import to_its_end
+from skillyard.values import dataclass
 
 T = TypeVar("T")
 

@@ -12,11 +12,12 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from skillyard.domain.skill.name import is_excluded
 from skillyard.domain.skill.skill import Finding
+from skillyard.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

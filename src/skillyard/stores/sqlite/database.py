@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
@@ -30,6 +29,7 @@ from skillyard.domain.errors import StoreFault
 from skillyard.stores.disk import give_to_owner
 from skillyard.stores.sqlite import migrations
 from skillyard.stores.sqlite.faults import as_fault, is_busy
+from skillyard.values import dataclass
 
 T = TypeVar("T")
 Operation = Callable[[sqlite3.Connection], T]

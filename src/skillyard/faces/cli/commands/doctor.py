@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from secrets import token_hex
 from statistics import median
@@ -27,6 +27,7 @@ from skillyard.domain.sandbox.guarantees import (
 from skillyard.faces.cli.failures import Exit
 from skillyard.faces.cli.options import config_option, data_dir_option, isolation_option, json_option
 from skillyard.faces.cli.render import LEVEL_COLOURS, emit_json, emit_table
+from skillyard.values import dataclass
 
 if TYPE_CHECKING:
     from skillyard.config.settings import Settings

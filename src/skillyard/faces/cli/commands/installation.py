@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -24,6 +25,9 @@ from skillyard.faces.cli.options import (
 
 if TYPE_CHECKING:
     from skillyard.faces.cli.target import Where
+
+_COLLECT_EVERY = 10_000
+"""Objects that a server makes and keeps until garbage is looked for."""
 
 
 @click.command()
@@ -75,6 +79,8 @@ def serve(
 
 
 def _announce(url: str) -> None:
+    gc.freeze()  # what a server is made of stays, and is not looked through again
+    gc.set_threshold(_COLLECT_EVERY)
     # The log has it, too: a server whose starter reads no more, or closed standard output, is none the worse.
     with suppress(OSError, Failure):
         click.echo(f"skillyard is ready at {url}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from skillyard.faces.cli.failures import Failure
 from skillyard.faces.cli.inputs import decoded
 from skillyard.faces.cli.options import data_dir_option, limit_option
 from skillyard.faces.cli.render import moment
+from skillyard.values import dataclass
 
 if TYPE_CHECKING:
     from skillyard.engine.secrets.service import SecretBook

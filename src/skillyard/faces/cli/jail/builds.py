@@ -13,7 +13,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -25,6 +25,7 @@ from skillyard.domain.sandbox.content import Content, HostDirectory
 from skillyard.domain.sandbox.spec import Mount, Stream
 from skillyard.domain.work.limits import Limits
 from skillyard.faces.cli.jail import home
+from skillyard.values import dataclass
 
 if TYPE_CHECKING:
     from skillyard.config.settings import Settings

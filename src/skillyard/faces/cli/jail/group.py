@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import click
 from skillyard.domain.errors import InvalidInput, shown
 from skillyard.faces.cli.options import data_dir_option, isolation_option, json_option
 from skillyard.faces.cli.render import calm
+from skillyard.values import dataclass
 
 if TYPE_CHECKING:
     from skillyard.config.settings import Settings

@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import Mount
 from skillyard.faces.cli.jail import home
 from skillyard.faces.cli.jail.builds import MOST_JSON, PackageFailed, built, read_json, scripts_in
+from skillyard.values import dataclass
 
 if TYPE_CHECKING:
     from skillyard.config.settings import Settings

@@ -7,9 +7,10 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from skillyard.values import dataclass
 
 Scope = Literal["user", "project", "local"]
 Place = Callable[[Path, Path], Path]

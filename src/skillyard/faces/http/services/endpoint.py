@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
 import h11
@@ -26,6 +25,7 @@ from skillyard.faces.http.services.fields import ByHost, ByPath
 from skillyard.faces.http.services.places import Place, by_host, by_path, name_pattern
 from skillyard.faces.http.services.revocation import Revocation, Still
 from skillyard.faces.http.services.switching import TUNNELLED, check_offer, check_tunnel, relay
+from skillyard.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

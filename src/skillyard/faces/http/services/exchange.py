@@ -10,7 +10,6 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import h11
 from starlette.types import Message, Receive, Send
@@ -22,6 +21,7 @@ from skillyard.faces.http.errors import HttpRefusal, PayloadTooLarge, Unavailabl
 from skillyard.faces.http.replies import BrokenResponse, end, piece
 from skillyard.faces.http.services.fields import BadAnswer, Fields, listed
 from skillyard.faces.rpc.wire import CallerGone
+from skillyard.values import dataclass
 
 MOST_HEAD = 64 * 1024
 MOST_FIELDS = 128

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from urllib.parse import urljoin, urlsplit
 
 from skillyard.engine.services.names import TICKET
 from skillyard.faces.http.errors import HttpRefusal
+from skillyard.values import dataclass
 
 Fields = list[tuple[bytes, bytes]]
 

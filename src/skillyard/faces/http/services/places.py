@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from skillyard.values import dataclass
 
 _PATH = re.compile(rb"/services/(run_[A-Za-z0-9]{1,64})/([1-9][0-9]{0,4})(/.*)?", re.DOTALL)
 _LABEL = re.compile(r"([1-9][0-9]{0,4})-([a-z0-9]{1,52})")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from skillyard.domain.archive.names import ArchiveRefused, check_portable, folded, parts_of, printable
 from skillyard.domain.skill.name import EXCLUDED, is_excluded
 from skillyard.domain.skill.skill import Finding
 from skillyard.stores.skills.tree import Caps, Tree, TreeFile, digest_of
+from skillyard.values import dataclass
 
 _MIB = 1024 * 1024
 

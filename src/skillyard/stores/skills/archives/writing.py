@@ -11,7 +11,6 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +19,7 @@ from skillyard.domain.errors import StoreFault
 from skillyard.domain.skill.skill import SkillFile
 from skillyard.stores.skills.archives.collected import ArchiveLimits
 from skillyard.stores.skills.tree import Tree
+from skillyard.values import dataclass
 
 _LEVEL = 6
 _GZIP = 16 + zlib.MAX_WBITS

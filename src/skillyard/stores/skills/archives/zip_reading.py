@@ -11,11 +11,11 @@ import stat
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
 from skillyard.domain.archive.names import ArchiveRefused
 from skillyard.stores.skills.archives.collected import ArchiveLimits, Collected
+from skillyard.values import dataclass
 
 _ZIP64, _UNICODE_PATH = 0x0001, 0x7075
 _ENCRYPTION = {0x0017, 0x9901}

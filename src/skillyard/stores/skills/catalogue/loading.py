@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from skillyard.domain.errors import StoreFault
@@ -15,6 +15,7 @@ from skillyard.stores.skills.catalogue.stamps import watch
 from skillyard.stores.skills.snapshots import Snapshots
 from skillyard.stores.skills.tree import Caps, Tree, read_tree, shown
 from skillyard.stores.skills.validation import bundle
+from skillyard.values import dataclass
 
 MAX_ERRORS = 20
 """Findings that are kept of one bundle."""

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from skillyard.domain.errors import StoreFault
@@ -17,6 +16,7 @@ from skillyard.stores.skills.catalogue.published import Publications
 from skillyard.stores.skills.catalogue.rows import PUBLISHED, Entry
 from skillyard.stores.skills.catalogue.search import Folder
 from skillyard.stores.skills.catalogue.upkeep import Upkeep
+from skillyard.values import dataclass
 
 MAX_COUNT = 1024
 MAX_BYTES = 24 * 1024 * 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from time import gmtime, strftime
 
@@ -26,6 +26,7 @@ from skillyard.stores.skills.catalogue.rows import (
     findings_text,
 )
 from skillyard.stores.skills.tree import shown
+from skillyard.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

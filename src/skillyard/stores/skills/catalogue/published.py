@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from skillyard.domain.skill.publication import Publication
@@ -14,6 +13,7 @@ from skillyard.stores.skills.catalogue.loading import Loader
 from skillyard.stores.skills.catalogue.rows import PIN, WITHDRAWN, Entry, key_of
 from skillyard.stores.skills.catalogue.table import Table
 from skillyard.stores.skills.catalogue.upkeep import Upkeep
+from skillyard.values import dataclass
 
 NAMES_AT_ONCE = 100
 """Names whose publications are served in one transaction."""

@@ -6,11 +6,12 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 
 from skillyard.domain.skill.publication import place_of
 from skillyard.domain.skill.skill import Finding, SkillFormat, SkillKind, SkillLine
 from skillyard.stores.skills.catalogue.stamps import NO_PATHS, Watch
+from skillyard.values import dataclass
 
 GUIDE_RANK = 0
 """The rank of the built-in guide. The roots have the ranks that follow, in the order of precedence."""

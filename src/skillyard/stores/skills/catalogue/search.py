@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from skillyard.domain.skill.name import is_excluded
 from skillyard.domain.skill.skill import Finding
 from skillyard.stores.skills.catalogue.stamps import is_settled, signature, stamp
 from skillyard.stores.skills.tree import shown
+from skillyard.values import dataclass
 
 MARKS = ("skill.toml", "SKILL.md")
 HOMES = (".agents/skills", ".claude/skills")

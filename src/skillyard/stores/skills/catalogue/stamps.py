@@ -7,10 +7,10 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from skillyard.domain.skill.name import is_excluded
 from skillyard.stores.skills.tree import Caps
+from skillyard.values import dataclass
 
 Stamp = tuple[int, int, int, int, int]
 Watched = dict[tuple[str, bool], Stamp | None]

@@ -10,10 +10,10 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from skillyard.domain.archive.names import ArchiveRefused
+from skillyard.values import dataclass
 
 MAX_BYTES = 64 * 1024 * 1024
 MAX_PATH = 4096

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +27,7 @@ from skillyard.stores.skills.validation.companions import (
 from skillyard.stores.skills.validation.findings import Findings
 from skillyard.stores.skills.validation.skill_md import SkillMd, read_skill_md
 from skillyard.stores.skills.validation.toml import TomlFile, TomlRefused, read_toml
+from skillyard.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

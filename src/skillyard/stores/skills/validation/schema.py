@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from skillyard.domain.skill.report import Path
 from skillyard.domain.skill.schema import MAX_PATTERN, breaches, patterns_of, subschemas
+from skillyard.values import dataclass
 
 MAX_BYTES = 256 * 1024
 REMEMBERED_CHARACTERS = 4096

@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from skillyard.domain.skill.agent_skill import FrontMatter
 from skillyard.domain.skill.report import Path
 from skillyard.stores.skills.validation.findings import Findings
-from skillyard.yaml_values import Document, YamlRefused
+from skillyard.values import dataclass
+
+if TYPE_CHECKING:
+    from skillyard.yaml_values import Document
 
 NAME = "SKILL.md"
 ADVISED_LINES = 500
@@ -108,6 +111,8 @@ def _check_length(parts: Split, findings: Findings) -> None:
 
 
 def _document(parts: Split, findings: Findings, lenient: bool) -> Document | None:
+    from skillyard.yaml_values import Document, YamlRefused  # its parser is for servers that have such skills
+
     try:
         document = Document(parts.yaml)
     except YamlRefused as error:
@@ -126,6 +131,8 @@ def _document(parts: Split, findings: Findings, lenient: bool) -> Document | Non
 
 def _repaired(text: str) -> Document | None:
     """Returns the document with plain values that hold ``: `` quoted, a common slip."""
+    from skillyard.yaml_values import Document, YamlRefused
+
     lines = [_quoted(line) for line in text.split("\n")]
     try:
         return Document("\n".join(lines))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from skillyard.domain.checks import MOST_PARTS, long_key
 from skillyard.domain.skill.report import Path
+from skillyard.values import dataclass
 
 MAX_BYTES = 256 * 1024
 

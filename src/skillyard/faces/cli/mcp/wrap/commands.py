@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from skillyard.faces.cli.mcp.wrap.kept import Wrapped, wraps_of
 from skillyard.faces.cli.mcp.wrap.pieces import Form, Keys
 from skillyard.faces.cli.options import data_dir_option, isolation_option
 from skillyard.faces.cli.render import calm, calm_line, emit_foreign
+from skillyard.values import dataclass
 
 if TYPE_CHECKING:
     from skillyard.config.settings import Settings

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from skillyard.faces.cli.mcp.install import program
 from skillyard.faces.cli.mcp.wrap.pieces import Keys
+from skillyard.values import dataclass
 
 _REMOTE = ("url", "httpUrl", "serverUrl")
 _DAEMONS = ("docker", "podman", "nerdctl")

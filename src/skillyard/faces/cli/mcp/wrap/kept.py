@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skillyard.faces.cli.failures import Failure
 from skillyard.faces.cli.jail import home
 from skillyard.faces.cli.mcp.wrap.pieces import Keys
+from skillyard.values import dataclass
 
 if TYPE_CHECKING:
     from skillyard.config.settings import Settings

@@ -9,11 +9,11 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from skillyard.faces.cli.mcp.clients import HEADER, Unfit, read_json, read_toml
+from skillyard.values import dataclass
 
 Keys = tuple[str, ...]
 """The names of the tables that an entry lies in, and its own."""

@@ -6,13 +6,14 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from skillyard.domain.errors import InvalidInput
 from skillyard.faces.cli.jail.directories import chosen
 from skillyard.faces.cli.jail.packages import Package, parse
 from skillyard.faces.cli.mcp.wrap.entries import LeftAlone, Stdio
+from skillyard.values import dataclass
 
 _RUNNERS = ("npx", "uvx", "pipx")
 _IN_EVERY_JAIL = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import InvalidInput, SandboxGone, SkillyardError, ToolServerFault
@@ -13,6 +13,7 @@ from skillyard.domain.network.policy import parse_rules
 from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.network.session import host_and_port
 from skillyard.domain.sandbox.spec import Stream
+from skillyard.values import dataclass
 
 if TYPE_CHECKING:
     from skillyard.config.settings import Settings
