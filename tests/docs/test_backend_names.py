@@ -15,8 +15,12 @@ from skillyard.sandbox import registry
 
 SRC = Path(skillyard.__file__).parent
 _IMAGES = (SRC / "images.py", SRC / "faces/cli/commands/image.py")
-KNOWS = [Path(registry.__file__), SRC / "config", *(SRC / "sandbox" / name for name in registry.BACKENDS), *_IMAGES]
-"""The registry, the sections of the settings, the backends (some are made of others), and the commands for images."""
+_FACE = (SRC / "faces/e2b", SRC / "faces/serve.py", SRC / "faces/cli/commands/installation.py")
+KNOWS = [
+    Path(registry.__file__), SRC / "config", *(SRC / "sandbox" / name for name in registry.BACKENDS), *_IMAGES, *_FACE,
+]  # fmt: skip
+"""The registry, the sections of the settings, the backends (some are made of others), the commands for images, and the
+face that answers programs for one of these providers."""
 BASE = "native"
 """The backend that others, the gate and the benchmark take parts of; its name is a word of plain English, too."""
 

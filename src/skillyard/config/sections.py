@@ -15,6 +15,7 @@ from skillyard.config.backends import (
     OpenSandboxSettings,
 )
 from skillyard.config.commands import CommandSettings, JailSettings
+from skillyard.config.faces.e2b import E2bServerSettings
 from skillyard.config.faces.mcp import McpSettings
 from skillyard.config.faces.oidc import OidcSettings
 from skillyard.config.limits import AdmissionSettings, LimitSettings
@@ -108,6 +109,7 @@ class Sections(Section):
     srt: SrtSettings = SrtSettings()
     server: ServerSettings = ServerSettings()
     mcp: McpSettings = McpSettings()
+    e2b_server: E2bServerSettings = E2bServerSettings()
     jail: JailSettings = JailSettings()
     oidc: OidcSettings = OidcSettings()
     packages: PackagesSettings = PackagesSettings()

@@ -50,6 +50,7 @@ from skillyard.engine.runs.plan import Planner
 from skillyard.engine.runs.service import RunService
 from skillyard.engine.secrets.service import RunSecrets, SecretBook
 from skillyard.engine.services.names import Endpoints
+from skillyard.engine.services.sandboxes import SandboxService
 from skillyard.engine.services.service import ServiceRuns
 from skillyard.engine.sessions.keeping import Keeping
 from skillyard.engine.sessions.service import SessionService
@@ -79,6 +80,8 @@ from skillyard.values import dataclass
 
 TOOL_SERVERS_S = 5.0
 """How often MCP servers are looked at that nobody calls."""
+SANDBOXES_S = 1.0
+"""How often the times of sandboxes are looked at that callers keep."""
 KEEP_NETWORKS_S = 5.0
 """How often the connections of runs at work are written down."""
 
@@ -202,6 +205,18 @@ class App:
             config.services,
             config.commands.max_task_timeout_s,
         )
+        self.sandboxes = SandboxService(
+            self.runs,
+            ports.records,
+            self.active,
+            self._background,
+            ports.clock,
+            ports.ids,
+            emit,
+            config.profiles,
+            config.sandbox.variables(os.environ)[0],
+            config.commands.max_task_timeout_s,
+        )
         around = Around(
             jobs=ports.jobs,
             commands=commands,
@@ -273,6 +288,7 @@ class App:
         self._background.spawn(repeat(self.jobs.resume, RENEW_S), "jobs")
         self._background.spawn(repeat(self.sessions.renew, RENEW_S), "leases of sessions")
         self._background.spawn(repeat(self.sessions.reap, self.config.sessions.reap_every_s), "reaper of sessions")
+        self._background.spawn(repeat(self.sandboxes.reap, SANDBOXES_S), "reaper of kept sandboxes")
         self._background.spawn(repeat(self.gateway.reap, TOOL_SERVERS_S), "reaper of MCP servers")
         self._background.spawn(self.callbacks.deliver(), "callbacks")
         self._background.spawn(self._warm_up(), "warm-up")

@@ -29,8 +29,9 @@ from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.skill.skill import Finding
 from skillyard.engine.app import App
 from skillyard.engine.backends import Backends, Offer
+from skillyard.engine.services.sandboxes import TOOL as SANDBOXES
 from skillyard.engine.table import METHODS, invoke
-from skillyard.faces.http.app import METRICS, Endpoint, HttpLimits, create_app
+from skillyard.faces.http.app import METRICS, Beside, Endpoint, HttpLimits, create_app
 from skillyard.faces.http.guard import Authenticator, Bearer, Everybody, Hosts, is_loopback
 from skillyard.faces.http.lazy import Lazy, Part
 from skillyard.faces.http.lifecycle import Lifecycle
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from skillyard.faces.observability.tracing import Tracing
 
 logger = logging.getLogger("skillyard.server")
-_TOOLS = (*METHODS, METRICS)
+_TOOLS = (*METHODS, METRICS, SANDBOXES)
 """The tools that a profile can name."""
 _TOLD = 10
 """Problems of skills that are logged one by one."""
@@ -227,7 +228,7 @@ def application(
     It serves once the runtime was entered and ``lifecycle`` is ready.
     """
     settings = runtime.settings
-    server = settings.server
+    server, hosts = settings.server, Hosts(settings.server.host, settings.server.allowed_hosts)
     services = ServiceFace(
         access=lambda: runtime.app.services.access,
         tickets=lambda: runtime.app.services.tickets,
@@ -240,7 +241,7 @@ def application(
         blobs=lambda: runtime.app.blobs,
         skills=lambda: runtime.app.publisher,
         authenticator=authenticator,
-        hosts=Hosts(server.host, server.allowed_hosts),
+        hosts=hosts,
         meter=metrics,
         lifecycle=lifecycle,
         limits=HttpLimits(
@@ -257,7 +258,19 @@ def application(
         open_routes=() if mcp is None else (Route(f"{METADATA}/mcp", Endpoint(metadata_of(settings.oidc))),),
         described={} if mcp is None else {"/mcp": lambda scope: resource_of(scope, f"{METADATA}/mcp")},
         services=services,
+        beside=_e2b(runtime, authenticator, still, lifecycle, hosts),
     )
+
+
+def _e2b(
+    runtime: Runtime, authenticator: Authenticator, still: Still, lifecycle: Lifecycle, hosts: Hosts
+) -> Beside | None:
+    """Returns what puts the API of E2B before the server's own, where the settings want it."""
+    if not runtime.settings.e2b_server.enabled:
+        return None
+    from skillyard.faces.e2b.assembly import e2b_face
+
+    return e2b_face(runtime, authenticator, still, lifecycle, hosts)
 
 
 def mcp_part(runtime: Runtime, call: Invoke, lifecycle: Lifecycle, metrics: Metrics, news: News) -> Lazy:

@@ -217,6 +217,8 @@ class _Guest:
             return b"{}"
         if request.get("op") == "clear":
             return _encode({"left": clear(workspace, self.spared)}).encode()
+        if request.get("op") == "stay":
+            process.stay()
         if request.get("op") == "interpreter":
             interpreter.lead(request, workspace, self._libraries)
         if request.get("op") == "cell":

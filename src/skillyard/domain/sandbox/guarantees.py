@@ -270,6 +270,10 @@ class Probe:
     away: str = ""
     """Why an engine or a server behind it does not answer, which may pass; empty for what is there or not to be had."""
 
+    def able(self, ability: str) -> bool:
+        """Returns whether it can do that."""
+        return self.abilities.get(ability, _SILENT).level is not Level.MISSING
+
     def demand(self, ability: str) -> None:
         """Raises ProtectionMissing, with the reason, when it cannot do that."""
         have = self.abilities.get(

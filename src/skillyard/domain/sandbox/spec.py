@@ -327,6 +327,11 @@ def collect_request(blob_prefix: str, limits: FrameLimits, command: Command | No
     return request if command is None else request | {"command": {"outputs": _places(command, command.outputs)}}
 
 
+def stay_request(call: GuestCall) -> dict[str, Any]:
+    """Returns the request for a program that does nothing, with which a sandbox stays."""
+    return call.request() | {"op": "stay", "files": {}}
+
+
 def clear_request() -> dict[str, Any]:
     """Returns the request for a program that clears a sandbox of all but its files."""
     return GuestCall("blob:0-", code="").request() | {"op": "clear", "code": None, "command": {"outputs": []}}

@@ -269,6 +269,8 @@ class RunRecord:
 
     None for other runs.
     """
+    stay: dict[str, Any] | None = None
+    """A sandbox that its caller keeps (:class:`skillyard.domain.work.stay.Stay`); None for other runs."""
     interpreter: dict[str, str] | None = None
     """The interpreter of a cell: ``state``, the ``reason`` for a new one, and why its names are ``lost`` since.
 

@@ -152,6 +152,10 @@ class RunNetwork:
             await self._take(session, sandbox)
         return {**guest, "env": {**_env(session, sandbox), **guest["env"]}}
 
+    async def variables(self, sandbox: Sandbox) -> Mapping[str, str]:
+        """Returns the variables by which further programs in ``sandbox`` find the gate. Raises GateFault."""
+        return _env(await self._session(), sandbox)
+
     def _wanted_ports(self) -> tuple[int, ...]:
         """Returns the ports that the sandbox is to listen on, with the one for calls of tools."""
         return (*ports_of(self._policy), *([] if self._calls is None else [TOOLS_PORT]))

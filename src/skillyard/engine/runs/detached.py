@@ -227,6 +227,7 @@ class DetachedRuns:
             owner=Owner.TASK,
             lease=lease,
             blob_prefix=plan.blob_prefix,
+            stay=None if (stay := plan.request.stay) is None else stay.begun(self._tools.clock.boottime()),
         )
 
     def _active(self, record: RunRecord) -> ActiveRun:

@@ -29,6 +29,7 @@ from skillyard.domain.sandbox.spec import (
     SkillMount,
     command_request,
     make_spec,
+    stay_request,
 )
 from skillyard.domain.secret import Delivery
 from skillyard.domain.skill.skill import Skill
@@ -150,6 +151,8 @@ class Granter:
         spec = make_spec(plan.offer.demand, plan.limits, ref, mounts, group, tenant, self._closed, *made_for)
         if command is not None and command.service is not None and command.service.ports:
             spec = replace(spec, forwarding=True)
+        if plan.request.stay is not None:
+            spec = replace(spec, single=False, forwarding=plan.offer.probe.able("forwarding"))
         return Grant(
             spec=spec,
             environment=plan.environment if named else f"{plan.environment}+{environment.digest[:SHOWN]}",
@@ -281,6 +284,8 @@ def _guest(plan: Plan, prefix: str, secrets: Mapping[str, str], limits: FrameLim
 
     Raises Refused for variables of a command that would hide a secret, and for files where nothing can be written."""
     call, command = _call(plan, prefix, secrets, limits), plan.request.command
+    if plan.request.stay is not None:
+        return stay_request(call)
     if command is None or plan.of is None:
         return call.request()
     hidden = sorted(secrets.keys() & command.env.keys())

@@ -22,7 +22,7 @@ from skillyard.ports.clock import Clock
 from skillyard.ports.records import RecordStore
 
 _PRIVATE = ("idempotency_key", "request_digest", "revision", "owner", "lease", "deadline", "sandbox", "program",
-            "offsets", "blob_prefix", "secrets", "network_session", "service",
+            "offsets", "blob_prefix", "secrets", "network_session", "service", "stay",
             "session_life", "max_attempts", "attempts", "callback")  # fmt: skip
 
 Find = Callable[[], Awaitable[RunRecord]]

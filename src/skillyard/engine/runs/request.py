@@ -16,6 +16,7 @@ from skillyard.domain.work.command import VIEW, Command
 from skillyard.domain.work.command import from_stored as stored_command
 from skillyard.domain.work.labels import check_labels
 from skillyard.domain.work.record import RunKind
+from skillyard.domain.work.stay import Stay
 from skillyard.engine.packages.asked import asked_packages
 from skillyard.values import dataclass
 
@@ -70,6 +71,8 @@ class RunRequest:
     """How long it waits for that session while another run has it."""
     restart: bool = False
     """Whether its cell gets a new interpreter."""
+    stay: Stay | None = None
+    """The wishes of a caller that keeps the sandbox; None for a run of a program."""
     weight: int = field(init=False, compare=False)
     """Bytes that it may take while it is held: its text, and the values that were made of it."""
 
@@ -106,6 +109,7 @@ class RunRequest:
             *([] if self.session is None else [{"session": self.session}]),
             *([{"restart": True}] if self.restart else []),
             *([] if self.image is None else [{"image": self.image}]),
+            *([] if self.stay is None else [{"stay": self.stay.stored()}]),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -122,8 +126,9 @@ class RunRequest:
         command = {} if self.command is None else {"command": self.command.stored(), "agent": self.agent}
         session = {} if self.session is None else {"session": self.session, "life": self.life}
         image = {} if self.image is None else {"image": self.image}
-        labels = dict(self.labels)
-        return {**plain, "kind": self.kind.value, "network": rules, "labels": labels, **command, **session, **image}
+        labels, stay = dict(self.labels), {} if self.stay is None else {"stay": self.stay.stored()}
+        told = {**plain, "kind": self.kind.value, "network": rules, "labels": labels}
+        return {**told, **command, **session, **image, **stay}
 
     def _entrypoint(self) -> str | list[str] | None:
         """Versions before had ``main`` as the default, and a call is repeated across an upgrade."""
@@ -165,6 +170,7 @@ def from_stored(stored: Mapping[str, Any]) -> RunRequest:
         session=stored.get("session"),
         life=stored.get("life", ""),
         image=stored.get("image"),
+        stay=Stay(**stored["stay"]) if "stay" in stored else None,
         **plain,
     )
 

@@ -181,6 +181,7 @@ def _onto(record: RunRecord, held: RunRecord) -> RunRecord:
         blob_prefix=held.blob_prefix,
         offsets=held.offsets,
         service=held.service,
+        stay=held.stay,
         attempts=held.attempts,
     )
 

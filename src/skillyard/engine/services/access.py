@@ -52,7 +52,7 @@ class PortAccess:
         record = await self._owned(principal, task_id)
         if record.skill is not None and not principal.may_use(record.skill):
             raise TaskNotFound("task_id", f"no task '{task_id}'", task_id=task_id)
-        if record.service is None or port not in record.service["ports"]:
+        if record.stay is None and (record.service is None or port not in record.service["ports"]):
             raise InvalidInput("port", "must be one that the service exposes (expose_ports)", shown(port))
         if not record.status.live:
             raise InvalidInput("task_id", "must be of a service that goes on: this one has ended")

@@ -18,7 +18,7 @@ from skillyard.faces.http.blobs import BlobEndpoint, Traffic
 from skillyard.faces.http.errors import MethodNotAllowed, NotFound
 from skillyard.faces.http.guard import OPEN_PATHS, Authentication, Authenticator, Guard, Hosts, principal_of
 from skillyard.faces.http.lifecycle import Lifecycle, Phase
-from skillyard.faces.http.replies import Edge, reply
+from skillyard.faces.http.replies import Count, Edge, reply
 from skillyard.faces.http.rpc import MAX_BODY, RpcEndpoint
 from skillyard.faces.http.services.endpoint import ByHostName, HostEndpoint, PathEndpoint, ServiceFace
 from skillyard.faces.http.skills import SkillEndpoint
@@ -91,6 +91,10 @@ class HttpLimits:
     pace: request.Pace = field(default_factory=request.Pace)
 
 
+Beside = Callable[[ASGIApp, Count], ASGIApp]
+"""Puts a face with guards of its own before an application."""
+
+
 def create_app(
     *,
     dispatcher: Dispatcher,
@@ -106,12 +110,14 @@ def create_app(
     more_routes: Sequence[BaseRoute] = (),
     open_routes: Sequence[Route] = (),
     described: Mapping[str, Callable[[Scope], str]] = MappingProxyType({}),
+    beside: Beside | None = None,
 ) -> ASGIApp:
     """Serves once ``lifecycle`` is ready. ``more_routes`` are other faces, behind the same guard and auth.
 
     ``open_routes`` need no token, ``described`` is that of :class:`Authentication`.
 
-    ``services`` opens the ports of services, by path and by name.
+    ``services`` opens the ports of services, by path and by name. ``beside`` puts a face with guards of its own before
+    all others.
     """
     limits = limits or HttpLimits()
     probes = Probes(lifecycle, meter.render, open_metrics)
@@ -137,12 +143,11 @@ def create_app(
         default=_nothing_here,
     )
     authenticated = Authentication(router, lifecycle, authenticator, open_paths, described)
-    own = Edge(Guard(authenticated, hosts), meter.response)
-    if services is None or not services.settings.domain:
-        return own
-    return ByHostName(
-        own, Edge(HostEndpoint(services, lifecycle), meter.service, foreign=True), services.settings.domain
-    )
+    own: ASGIApp = Edge(Guard(authenticated, hosts), meter.response)
+    if services is not None and services.settings.domain:
+        ports = Edge(HostEndpoint(services, lifecycle), meter.service, foreign=True)
+        own = ByHostName(own, ports, services.settings.domain)
+    return own if beside is None else beside(own, meter.response)
 
 
 class Endpoint:

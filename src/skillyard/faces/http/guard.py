@@ -57,10 +57,15 @@ class Guard:
 
     def _check(self, scope: Scope) -> None:
         host, origins = check_head(scope)
-        if _name_of(f"//{host}") not in self._hosts:
+        if not is_named(host, self._hosts):
             raise Misdirected("Host: is none of this server's names; see the setting allowed_hosts")
         if any(origin != f"{scope['scheme']}://{host}" for origin in origins):
             raise Forbidden("Origin: other sites may not call this server")
+
+
+def is_named(host: str, hosts: Hosts) -> bool:
+    """Returns whether a field Host, in lower case, names this server."""
+    return _name_of(f"//{host}") in hosts
 
 
 def check_head(scope: Scope) -> tuple[str, list[str]]:

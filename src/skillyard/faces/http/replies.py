@@ -52,9 +52,18 @@ def refusal(exc: Exception) -> tuple[int, dict[str, str], bytes]:
     return status_of(exc), {"content-type": JSON, "content-length": str(len(body)), **headers_of(exc)}, body
 
 
-async def refuse(scope: Scope, receive: Receive, send: Send, exc: Exception) -> None:
-    """Answers a request with the JSON-RPC form of ``exc`` and closes the connection."""
-    status, headers, body = refusal(exc)
+Shape = Callable[[Scope, Exception], tuple[int, dict[str, str], bytes]]
+"""Returns status, headers and body of the answer to a request that is refused."""
+
+
+def rpc_shape(_: Scope, exc: Exception) -> tuple[int, dict[str, str], bytes]:
+    """Returns the JSON-RPC form of a refusal."""
+    return refusal(exc)
+
+
+async def refuse(scope: Scope, receive: Receive, send: Send, exc: Exception, shape: Shape = rpc_shape) -> None:
+    """Answers a request with ``exc`` in its shape, and closes the connection."""
+    status, headers, body = shape(scope, exc)
     if _has_body(scope):
         headers["connection"] = "close"
     await start(send, status, headers)
@@ -108,10 +117,11 @@ class BrokenResponse(Exception):
 class Edge:
     """ASGI middleware. Raises BrokenResponse when an answer that was begun cannot be completed.
 
-    Answers that are ``foreign`` pass as they are; refusals are ours all the same.
+    Answers that are ``foreign`` pass as they are; refusals are ours all the same, in the form that ``shape`` gives.
     """
 
-    def __init__(self, app: ASGIApp, count: Count, *, foreign: bool = False) -> None:
+    def __init__(self, app: ASGIApp, count: Count, *, foreign: bool = False, shape: Shape = rpc_shape) -> None:
+        self._shape = shape
         self._app = app
         self._count = count
         self._foreign = foreign
@@ -135,7 +145,7 @@ class Edge:
             if status:
                 raise
             refused = True
-            await refuse(scope, receive, secured, exc)
+            await refuse(scope, receive, secured, exc, self._shape)
         finally:
             self._count(scope["path"], status or scope.get(STATUS, CLIENT_GONE))
 

@@ -39,7 +39,7 @@ _COLUMNS = ("network", "needs", "revision", "lease", "labels")
 """The fields with columns of their own."""
 _WORK = ("owner", "sandbox", "deadline", "cancel_requested", "program", "offsets", "blob_prefix", "secrets",
          "network_session", "agent", "service", "session",
-         "session_life", "max_attempts", "attempts", "callback", "interpreter")  # fmt: skip
+         "session_life", "max_attempts", "attempts", "callback", "interpreter", "stay")  # fmt: skip
 """The fields that are stored when they differ from their defaults: most runs have none of them."""
 _DEFAULTS = tuple({field.name: field.default for field in fields(RunRecord)}[name] for name in _WORK)
 _FIELDS = tuple(field.name for field in fields(RunRecord) if field.name not in (*_COLUMNS, *_WORK))

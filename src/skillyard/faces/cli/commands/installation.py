@@ -40,6 +40,7 @@ _COLLECT_EVERY = 10_000
     multiple=True,
     help="A directory of skills. May repeat.",
 )
+@click.option("--e2b", is_flag=True, help="Answer programs that were written for E2B as well.")
 @click.option("--no-auth", is_flag=True, help="Serve every caller without a token; loopback only.")
 @isolation_option("What runs get.  [default: native]")
 @config_option
@@ -48,6 +49,7 @@ def serve(
     host: str | None,
     port: int | None,
     skills_dirs: tuple[Path, ...],
+    e2b: bool,
     no_auth: bool,
     isolation: str | None,
     data_dir: Path | None,
@@ -69,6 +71,7 @@ def serve(
         data_dir=data_dir,
         skills_dirs=skills_dirs or None,
         server=_given(host=host, port=port) or None,
+        e2b_server={"enabled": True} if e2b else None,
         policy=_given(isolation=isolation) or None,
     )
     # Of every source: a server that serves nothing of it would look as if the skills had gone.

@@ -102,8 +102,8 @@ _FILES: Mapping[str, str] = {
     walls.TRUST.lstrip("/"): "",
 }
 _EMPTY_DIRECTORIES = (
-    "dev/shm", "etc", "opt", "proc", "run/box", "run/egress", "run/empty", "tmp", "var/tmp", "workspace", "skills",
-    "blobs",
+    "dev/shm", "etc", "home", "opt", "proc", "run/box", "run/egress", "run/empty", "tmp", "var/tmp", "workspace",
+    "skills", "blobs",
 )  # fmt: skip
 
 
@@ -189,6 +189,7 @@ def fill(
     for path, text in _FILES.items():
         Path(path).write_text(text)
     _link_system_directories()
+    os.symlink("/workspace", "home/user")  # the home of many programs for other providers' sandboxes
     _link_devices()
     _copy_code(code)
     for bind in sorted(binds, key=lambda b: b.target.count("/")):

@@ -1,0 +1,275 @@
+"""Sandboxes that callers keep. Each is a detached run whose program does nothing.
+
+So it is admitted, granted, recorded, resumed and ended as any other run. It belongs to the principal that asked for it
+alone. Its time is in its record; a caller may move that, and a sweep ends what is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from skillyard.config.profiles import ProfileSettings
+from skillyard.domain.errors import (
+    Busy,
+    Forbidden,
+    InvalidInput,
+    RunNotFound,
+    SandboxFault,
+    SandboxGone,
+    SkillyardError,
+    StoreFault,
+    shown,
+)
+from skillyard.domain.network.rule import Rule
+from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.work.command import from_params
+from skillyard.domain.work.record import RunKind, RunRecord
+from skillyard.domain.work.service import Service
+from skillyard.domain.work.stay import Stay, check_metadata
+from skillyard.engine.observer import Fault, Observer
+from skillyard.engine.runs.active import ActiveRun, ActiveRuns
+from skillyard.engine.runs.failure import LeftBehind
+from skillyard.engine.runs.request import RunRequest
+from skillyard.engine.runs.service import RunService
+from skillyard.engine.runs.task_record import Brief
+from skillyard.engine.services.programs import Programs
+from skillyard.engine.tasks import Tasks
+from skillyard.ports.clock import Clock, Ids
+from skillyard.ports.records import RecordStore
+from skillyard.ports.sandbox import Sandbox
+
+T = TypeVar("T")
+TOOL = "sandboxes"
+"""The tool that a profile names to allow sandboxes of a caller's own."""
+OVER = "its time is over"
+_REFUSED = ("PolicyRefused", "ValidationError")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The wishes for a sandbox. ``env`` is for all of its programs; ``network`` is None for what policy gives."""
+
+    stay: Stay
+    environment: str | None = None
+    image: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    network: tuple[Rule, ...] | None = None
+    idempotency_key: str | None = None
+
+
+class SandboxService:
+    """Makes sandboxes, finds them, moves their ends. None is kept for longer than ``longest_s``.
+
+    ``variables`` are those of the server that every program gets.
+    """
+
+    def __init__(
+        self,
+        runs: RunService,
+        records: RecordStore,
+        active: ActiveRuns,
+        tasks: Tasks,
+        clock: Clock,
+        ids: Ids,
+        emit: Observer,
+        profiles: Mapping[str, ProfileSettings],
+        variables: Mapping[str, str],
+        longest_s: float,
+    ) -> None:
+        self._runs = runs
+        self._records = records
+        self._active = active
+        self._tasks = tasks
+        self._clock = clock
+        self._ids = ids
+        self._emit = emit
+        self._profiles = profiles
+        self._variables = variables
+        self._longest_s = longest_s
+        self._programs: dict[str, Programs] = {}
+        self._ending: set[str] = set()
+
+    async def make(self, principal: Principal, wanted: Wanted) -> RunRecord:
+        """Returns the record of a sandbox that stands.
+
+        Raises what :meth:`RunService.record` raises, Forbidden for what policy does not give, SandboxFault.
+        """
+        _check(principal)
+        longest_s = self._longest(principal)
+        check_seconds(wanted.stay.seconds, longest_s)
+        stay = replace(wanted.stay, metadata=check_metadata(wanted.stay.metadata))
+        command = from_params({"command": "stay", "language": "bash", "workdir": ".", "env": dict(wanted.env)})
+        request = RunRequest(
+            kind=RunKind.COMMAND,
+            limits={"timeout_ms": round(longest_s * 1000)},
+            environment=wanted.environment,
+            image=wanted.image,
+            network=wanted.network,
+            idempotency_key=wanted.idempotency_key,
+            detach=True,
+            command=replace(command, service=Service()),
+            agent=principal.agent,
+            stay=stay,
+        )
+        record = await self._runs.record(principal, request)
+        return await self._standing(record.run_id)
+
+    async def find(self, principal: Principal, run_id: str) -> RunRecord:
+        """Returns the record of a live sandbox of the principal's own. Raises RunNotFound, Forbidden."""
+        _check(principal)
+        record = self._held(run_id)
+        if record is None or record.principal != principal.name:
+            raise RunNotFound("sandbox_id", f"no sandbox {shown(run_id)}")
+        return record
+
+    def live(self, run_id: str) -> RunRecord:
+        """Returns the record of a live sandbox of any principal. Raises RunNotFound."""
+        record = self._held(run_id)
+        if record is None:
+            raise RunNotFound("sandbox_id", f"no sandbox {shown(run_id)}")
+        return record
+
+    def all(self) -> Iterator[RunRecord]:
+        """Yields the records of all live sandboxes."""
+        for run_id in list(self._active):
+            if (record := self._held(run_id)) is not None:
+                yield record
+
+    def list(self, principal: Principal) -> list[RunRecord]:
+        """Returns the principal's sandboxes, newest first. Raises Forbidden."""
+        _check(principal)
+        mine = [record for record in self.all() if record.principal == principal.name]
+        return sorted(mine, key=lambda record: (record.created_at, record.run_id), reverse=True)
+
+    async def move_end(
+        self, principal: Principal, run_id: str, seconds: float, *, only_later: bool = False
+    ) -> RunRecord:
+        """Returns the record of a sandbox that ends ``seconds`` from now.
+
+        With ``only_later`` it ends as before where that is later.
+
+        Raises RunNotFound, Forbidden, InvalidInput for a time that is behind the longest, StoreFault.
+        """
+        record = await self.find(principal, run_id)
+        now = self._clock.boottime()
+        latest_s = self._longest(principal)
+        if record.deadline is not None:
+            latest_s = min(latest_s, record.deadline - now)
+        check_seconds(seconds, latest_s)
+        until = now + seconds
+
+        def moved(held: RunRecord) -> RunRecord:
+            stay = dict(held.stay or {})
+            stay["until"] = max(stay["until"], until) if only_later else until
+            return replace(held, stay=stay)
+
+        active = self._active[run_id]
+        assert active.ledger is not None, "it is detached"
+        try:
+            await active.ledger.took(moved)
+        except LeftBehind as left:
+            raise StoreFault(f"the sandbox's time could not be written down: {left}; try again") from left
+        return active.ledger.record
+
+    async def end(self, principal: Principal, run_id: str) -> None:
+        """Ends a sandbox; nothing of it is left then. Raises RunNotFound, Forbidden, StoreFault."""
+        await self.find(principal, run_id)
+        await self._runs.cancel(run_id, f"'{principal.name}' ended it")
+
+    async def reap(self) -> None:
+        """Begins to end the sandboxes whose time is over, and forgets those that are gone."""
+        now = self._clock.boottime()
+        for record in self.all():
+            if record.stay is not None and record.stay["until"] <= now and record.run_id not in self._ending:
+                self._ending.add(record.run_id)
+                self._tasks.spawn(self._end(record.run_id), f"end of {record.run_id}")
+        for run_id in self._programs.keys() - self._active.keys():
+            self._programs.pop(run_id).close()
+
+    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Starts work that goes on beside requests, and ends with the server."""
+        return self._tasks.spawn(work, name)
+
+    def sandbox(self, run_id: str) -> Sandbox:
+        """Returns a live sandbox. Raises SandboxGone, Busy while a new server has not found it again."""
+        active = self._active.get(run_id)
+        if active is None or self._held(run_id) is None:
+            raise SandboxGone("the sandbox has ended")
+        if active.sandbox is None:
+            raise Busy("the sandbox is not attached yet; come again", retry_after_ms=250)
+        return active.sandbox
+
+    async def programs(self, run_id: str) -> Programs:
+        """Returns the programs of a live sandbox. Raises SandboxGone, Busy, StoreFault."""
+        sandbox = self.sandbox(run_id)
+        known = self._programs.get(run_id)
+        if known is None or not known.are_of(sandbox):
+            env = await self._env(run_id)
+            before = await self._records.events(run_id)
+            active = self._active.get(run_id)
+            if active is None or active.ledger is None:
+                raise SandboxGone("the sandbox has ended")
+            known = self._programs.setdefault(run_id, Programs(active, sandbox, env, self._ids, self._tasks))
+            if not known.are_of(sandbox):
+                known = self._programs[run_id] = Programs(active, sandbox, env, self._ids, self._tasks)
+            known.remember(before)
+        return known
+
+    async def _env(self, run_id: str) -> dict[str, str]:
+        text = await self._records.request(run_id)
+        if text is None:
+            raise SandboxGone("the sandbox has ended")
+        record = self._held(run_id)
+        if record is None:
+            raise SandboxGone("the sandbox has ended")
+        command = Brief.decoded(text, record).request.command
+        return {**self._variables, **({} if command is None else command.env)}
+
+    async def _standing(self, run_id: str) -> RunRecord:
+        while (active := self._active.get(run_id)) is not None:
+            if active.sandbox is not None and active.ledger is not None:
+                return active.ledger.record
+            await active.starting()
+        raise _failure(await self._records.get(run_id))
+
+    def _held(self, run_id: str) -> RunRecord | None:
+        active: ActiveRun | None = self._active.get(run_id)
+        record = None if active is None or active.ledger is None else active.ledger.record
+        if record is None or record.stay is None or not record.status.live or record.outcome is not None:
+            return None
+        return None if record.cancel_requested is not None else record
+
+    def _longest(self, principal: Principal) -> float:
+        profile = self._profiles.get(principal.profile or "")
+        most_ms = None if profile is None else profile.limits.most.get("timeout_ms")
+        return self._longest_s if most_ms is None else min(self._longest_s, most_ms / 1000)
+
+    async def _end(self, run_id: str) -> None:
+        try:
+            await self._runs.cancel(run_id, OVER)
+        except SkillyardError as error:  # a later look tries again
+            self._emit(Fault("sandbox", error, run_id))
+        finally:
+            self._ending.discard(run_id)
+
+
+def check_seconds(seconds: float, longest_s: float) -> None:
+    """Raises InvalidInput for a time that is not positive, or above the longest."""
+    if not 0 < seconds <= longest_s:
+        rule = f"must be more than 0 and at most {longest_s:.0f} seconds"
+        raise InvalidInput("timeout", rule, shown(seconds), limit="timeout", maximum=longest_s)
+
+
+def _check(principal: Principal) -> None:
+    principal.require_tool(TOOL)
+    principal.require(Scope.RUN_CODE)
+
+
+def _failure(record: RunRecord | None) -> SkillyardError:
+    """Returns why there is no sandbox."""
+    error: Mapping[str, Any] = {} if record is None else record.error or {}
+    message = str(error.get("message") or (record.reason if record is not None else "") or "the sandbox has ended")
+    return Forbidden(message) if error.get("type") in _REFUSED else SandboxFault(message)
