@@ -17,7 +17,7 @@ import pytest
 
 from skillyard.client.errors import ClientError
 from skillyard.domain.errors import SandboxFault
-from skillyard.domain.sandbox.spec import Argv, Guest, Owner, SandboxSpec, Stream
+from skillyard.domain.sandbox.spec import Argv, Owner, SandboxSpec, Stream, Terminal
 from skillyard.domain.work.record import Outcome
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.keeper.service import Service
@@ -176,8 +176,8 @@ async def test_an_older_keeper_with_work_is_served_beside_a_new_one(
     sandbox = await backend.attach(killed)
     process = await sandbox.process("work")
     assert "begun" in await begun(process)
-    with pytest.raises(SandboxFault, match=f"version {PROTOCOL - 1} of its protocol, and 'keep' came with"):
-        await sandbox.start(Guest({}, kept=True), id="kept")
+    with pytest.raises(SandboxFault, match=f"version {PROTOCOL - 1} of its protocol, and 'terminal' came with"):
+        await sandbox.start(Argv(("true",), terminal=Terminal()), id="on-a-terminal")
     await process.kill("enough")
     assert (await process.wait()).outcome is Outcome.CANCELLED
     await backend.destroy(killed)

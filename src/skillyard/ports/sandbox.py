@@ -19,6 +19,7 @@ from skillyard.domain.sandbox.spec import (
     SandboxSpec,
     Stream,
     StreamLimits,
+    Terminal,
 )
 from skillyard.domain.work.record import Ending, Usage
 
@@ -59,6 +60,22 @@ class Process(Protocol):
 
     async def kill(self, reason: str = "") -> None:
         """End the whole tree at once; :meth:`wait` then gives CANCELLED. No effect once it has ended."""
+        ...
+
+
+@runtime_checkable
+class OnTerminal(Protocol):
+    """A process of a backend with the ability ``terminals``, which may have been started on one.
+
+    Data that is sent to it counts as typed, and the end of its input as Ctrl-D. The terminal is hung up when
+    the program has ended; other processes that have it open get SIGHUP then, or an error when they use it.
+    """
+
+    async def resize(self, size: Terminal) -> None:
+        """Gives the terminal another size, and the program SIGWINCH.
+
+        Raises InvalidInput where it has none, SandboxGone when it has ended.
+        """
         ...
 
 

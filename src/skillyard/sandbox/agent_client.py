@@ -15,10 +15,20 @@ from typing import Any, TypeVar
 
 from skillyard.domain.errors import InvalidInput, OutputDropped, ProtectionMissing, SandboxFault, SandboxGone, shown
 from skillyard.domain.network.session import PROXY_PORT, Egress
-from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, AtCap, Guest, Program, Stream, StreamLimits, encode_request
+from skillyard.domain.sandbox.spec import (
+    DEFAULT_STREAMS,
+    AtCap,
+    Guest,
+    Program,
+    Stream,
+    StreamLimits,
+    Terminal,
+    encode_request,
+)
 from skillyard.domain.work.record import Ending, Outcome, Usage
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.agent_channel import STALLED_S, AgentRefused, Channel, ChannelLost, Exchange, Opener
+from skillyard.sandbox.agent_stream import AgentStream, fault
 from skillyard.sandbox.agent_way_out import WayOut
 from skillyard.sandbox.file_programs import FilesOfSandbox
 from skillyard.values import dataclass
@@ -99,7 +109,7 @@ class AgentProcess:
         except AgentRefused as refused:
             if refused.kind == "dropped":
                 raise OutputDropped(refused.first) from None
-            raise _fault(refused) from None
+            raise fault(refused) from None
         finally:
             exchange.give_up()
 
@@ -122,12 +132,17 @@ class AgentProcess:
         try:
             await channel.call("input", {"id": self._id}, data, bound_s=None)
         except AgentRefused as refused:
-            raise _fault(refused) from None
+            raise fault(refused) from None
         except ChannelLost as lost:
             raise SandboxGone(lost.message) from lost
 
     async def close_stdin(self) -> None:
         await self._link.call("close", {"id": self._id})
+
+    async def resize(self, size: Terminal) -> None:
+        fields = {"id": self._id, "rows": size.rows, "columns": size.columns}
+        if not (await self._link.call("resize", fields)).get("resized"):
+            raise InvalidInput("terminal", "the program has none; start it on one")
 
     async def wait(self) -> Ending:
         if self._ending is None:
@@ -205,8 +220,10 @@ class AgentSandbox(FilesOfSandbox):
                 raise ProtectionMissing("an agent keeps no program when others are ended", protections=["keeping"])
             await self._link.call("start", {"guest": True, **fields}, encode_request(program.request))
         else:
-            words = {"args": program.args, "env": dict(program.env), "cwd": program.cwd, "stdin": program.stdin}
-            await self._link.call("start", {**words, **fields})
+            words = {"args": program.args, "env": dict(program.variables), "cwd": program.cwd, "stdin": program.reads}
+            size = program.terminal
+            more = {} if size is None else {"terminal": [size.rows, size.columns]}
+            await self._link.call("terminal" if more else "start", {**words, **fields, **more})
         return self._processes.setdefault(id, AgentProcess(self._link, id, streams, left_ms))
 
     async def process(self, id: str) -> AgentProcess:
@@ -307,7 +324,7 @@ class _Link:
         try:
             return await self._repeated(once)
         except AgentRefused as refused:
-            raise _fault(refused) from None
+            raise fault(refused) from None
 
     async def begin(self, op: str, **fields: object) -> Exchange:
         return (await self.channel()).begin(op, **fields)
@@ -356,56 +373,6 @@ class _Link:
             await self._channel.close()
 
 
-class AgentStream:
-    """A connection to a port inside (:class:`skillyard.ports.sandbox.ByteStream`)."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._pieces = exchange.pieces()
-        self._left = b""
-        self._ended = False
-
-    async def begin(self, port: int) -> None:
-        """Returns when there is a connection. Raises InvalidInput, SandboxGone."""
-        try:
-            async with asyncio.timeout(OVERDUE_S):
-                self._left = await anext(self._pieces, b"")
-        except TimeoutError:
-            raise _nobody(port) from None
-        except AgentRefused as refused:
-            raise (_nobody(port) if refused.kind == "refused" else _fault(refused)) from None
-        except ChannelLost as lost:
-            raise SandboxGone(lost.message) from lost
-
-    async def read(self, most: int = 65536) -> bytes:
-        if not self._left:
-            try:
-                self._left = await anext(self._pieces, b"")
-            except (ChannelLost, AgentRefused):
-                return b""
-        piece, self._left = self._left[:most], self._left[most:]
-        return piece
-
-    async def write(self, data: bytes) -> None:
-        try:
-            await self._exchange.send(data)
-        except (ChannelLost, AgentRefused) as error:
-            raise SandboxGone("nobody reads this connection") from error
-        if self._exchange.over:
-            raise SandboxGone("nobody reads this connection")
-
-    async def end(self) -> None:
-        if not self._ended:
-            self._ended = True
-            self._exchange.end()
-
-    def quiet(self) -> bool:
-        return not self._left and self._exchange.quiet
-
-    async def close(self) -> None:
-        self._exchange.give_up()
-
-
 class _FilesWorker:
     """A worker for files, as the process that the file operations speak to."""
 
@@ -420,7 +387,7 @@ class _FilesWorker:
                 async for piece in self._exchange.pieces():
                     yield piece
             except AgentRefused as refused:
-                raise _fault(refused) from None
+                raise fault(refused) from None
             except ChannelLost:
                 return
 
@@ -428,7 +395,7 @@ class _FilesWorker:
         try:
             await self._exchange.send(data)
         except AgentRefused as refused:
-            raise _fault(refused) from None
+            raise fault(refused) from None
         except ChannelLost as lost:
             raise SandboxGone(lost.message) from lost
 
@@ -442,15 +409,6 @@ class _FilesWorker:
 
     async def kill(self, reason: str = "") -> None:  # noqa: ARG002 - nobody asks a worker for its ending
         self._exchange.give_up()
-
-
-def _nobody(port: int) -> InvalidInput:
-    return InvalidInput("port", "no program of the sandbox listens there", shown(port))
-
-
-def _fault(refused: AgentRefused) -> SandboxFault:
-    kind = SandboxGone if refused.kind == "gone" else SandboxFault
-    return kind(f"the sandbox's agent refuses: {refused.text}")
 
 
 def _known(told: Mapping[str, Any]) -> tuple[StreamLimits, float]:

@@ -29,8 +29,13 @@ NO_FILTER = "def install_filter(assembled):\n    assert assembled"
 KEEP_CAPABILITIES = "def drop_capabilities():\n    return None"
 ONE_UID = """
 _own_build = build
-def build(spec, cgroups, closing):
-    _own_build(spec._replace(uid=0, own_uid=False) if spec.own_uid else spec, cgroups, closing)
+def build(spec, cgroups, closing, *shown):
+    _own_build(spec._replace(uid=0, own_uid=False) if spec.own_uid else spec, cgroups, closing, *shown)
+"""
+TERMINALS = """
+_without = build
+def build(spec, cgroups, closing, *shown):
+    _without(spec._replace(terminals=16), cgroups, closing, *shown)
 """
 REAL_ROOT = """
 def choose_ids(base, count):
@@ -128,8 +133,12 @@ MUTANTS = (
         "devices", ("mount_namespace", "landlock", "own_uid", "non_root"),
         "the root shows more of the host's devices, to the host's own root",
         ("special-files-host-devices",),
-        {ROOT: 'DEVICES = (*DEVICES, "tty", "ptmx", "fuse")', WALLS: ONE_UID, LANDLOCK: NO_LANDLOCK, IDS: REAL_ROOT},
+        {ROOT: 'DEVICES = (*DEVICES, "fuse", "kvm")', WALLS: ONE_UID, LANDLOCK: NO_LANDLOCK, IDS: REAL_ROOT},
         who="root",
+    ),
+    Mutant(
+        "terminals", ("rule: no terminal where none was asked for",), "every sandbox has terminals",
+        ("special-files-host-devices",), {WALLS: TERMINALS}, short=True,
     ),
     Mutant(
         "packages", ("mount_namespace",), "the directories of the host's packages are not hidden",

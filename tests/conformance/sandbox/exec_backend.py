@@ -74,7 +74,7 @@ class ExecBackend:
     async def create(self, spec: SandboxSpec, key: str) -> AgentSandbox:
         probe = await self.probe()
         Demand(spec.kernel_only, spec.allow_degraded).check(probe.protections)
-        spec.refuse_names(self.name)
+        spec.refuse_names(self.name, "terminals")
         if spec.egress is not None:
             probe.demand("egress")
         if spec.forwarding:

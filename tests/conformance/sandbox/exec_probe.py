@@ -54,7 +54,11 @@ def judge(seen: Mapping[str, object], host_uid: int, egress: Protection) -> Prob
         "no_new_privs": status["NoNewPrivs"] == "1",
         "seccomp": status["Seccomp"] == "2",
     }
-    abilities = {"forwarding": Protection(Level.SUPERVISED, by="the agent connects inside"), "egress": egress}
+    abilities = {
+        "forwarding": Protection(Level.SUPERVISED, by="the agent connects inside"),
+        "terminals": Protection(Level.KERNEL, by="bubblewrap's own file system of terminals"),
+        "egress": egress,
+    }
     return Probe("exec", ready=True, protections=_protections(found), facts=_facts(), abilities=abilities)
 
 

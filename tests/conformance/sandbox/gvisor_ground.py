@@ -12,7 +12,7 @@ from skillyard.sandbox.native.grounds.gvisor import runsc
 from skillyard.sandbox.native.grounds.gvisor.backend import GvisorBackend
 from skillyard.sandbox.native.keeper.watch.processes import tree_of
 from skillyard.testing.sandbox_suite import Ground
-from skillyard.testing.sandbox_suite.observe import processes
+from skillyard.testing.sandbox_suite.ground import processes
 
 OPTIONS = GvisorSettings(runsc=os.environ.get("SKILLYARD_GVISOR__RUNSC", ""))
 

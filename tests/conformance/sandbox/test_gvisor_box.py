@@ -24,7 +24,7 @@ from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.request import Shape
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.linux import kernel
-from skillyard.testing.sandbox_suite.observe import descriptors
+from skillyard.testing.sandbox_suite.ground import descriptors
 from tests.unit.sandbox.native.places import gvisor_place
 
 SHAPE = Shape("base@", "", memory_mb=64, cpus=1.0, pids=16, disk_mb=16)

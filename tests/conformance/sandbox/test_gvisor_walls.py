@@ -18,8 +18,7 @@ from skillyard.domain.work.record import Outcome
 from skillyard.ports.sandbox import Sandbox
 from skillyard.sandbox.native.grounds.gvisor.backend import GvisorBackend
 from skillyard.testing.sandbox_suite import Ground
-from skillyard.testing.sandbox_suite.ground import eventually, look, python, start, until
-from skillyard.testing.sandbox_suite.observe import processes, user_ids
+from skillyard.testing.sandbox_suite.ground import eventually, look, processes, python, start, until, user_ids
 from tests.conformance.sandbox import gvisor_ground
 
 pytestmark = [

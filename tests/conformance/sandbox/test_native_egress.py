@@ -23,8 +23,7 @@ from skillyard.sandbox.native.grounds.namespaces import listening
 from skillyard.sandbox.native.inside import walls
 from skillyard.testing.sandbox_suite import Ground
 from skillyard.testing.sandbox_suite.egress import LOOK_UP, TALK
-from skillyard.testing.sandbox_suite.ground import fresh, look
-from skillyard.testing.sandbox_suite.observe import processes
+from skillyard.testing.sandbox_suite.ground import fresh, look, processes
 from skillyard.testing.twin_gate import KNOWN_NAME, TwinGate
 from tests.hosts.landlock.host import need
 

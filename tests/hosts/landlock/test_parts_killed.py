@@ -13,8 +13,7 @@ import pytest
 from skillyard.domain.work.record import Outcome
 from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend
 from skillyard.testing.sandbox_suite import Ground
-from skillyard.testing.sandbox_suite.ground import eventually, fresh, look, python, run, start, until
-from skillyard.testing.sandbox_suite.observe import processes
+from skillyard.testing.sandbox_suite.ground import eventually, fresh, look, processes, python, run, start, until
 from skillyard.testing.sandbox_suite.programs import STUBBORN, WAIT
 from tests.hosts.landlock.host import need
 

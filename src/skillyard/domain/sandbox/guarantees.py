@@ -83,11 +83,11 @@ need; it neither sees nor changes another sandbox."""
 
 GUARANTEES = (*BOUNDARIES, *LIMITS)
 
-ABILITIES = ("egress", "direct", "forwarding", "keeping", "snapshots")
+ABILITIES = ("egress", "direct", "forwarding", "terminals", "keeping", "snapshots")
 """Optional: ``egress`` is a network with no way out but the gate; ``direct`` says that programs find it which know no
-proxy; ``forwarding`` reaches ports of a sandbox from
-outside; ``keeping`` spares chosen programs when a sandbox is cleared between two calls; ``snapshots`` make sandboxes
-from the files of others."""
+proxy; ``forwarding`` reaches ports of a sandbox from outside; ``terminals`` of a sandbox's own are there for programs
+to be started on; ``keeping`` spares chosen programs when a sandbox is cleared between two calls; ``snapshots`` make
+sandboxes from the files of others."""
 
 ADVISORY = frozenset({"own_uid", "uts_namespace", "cgroup_namespace"})
 """Walls that are recorded, and not demanded by default: an ordinary user has one uid to give."""

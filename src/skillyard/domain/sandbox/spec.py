@@ -70,6 +70,10 @@ PLACES = ("workspace", "tmp", "shm")
 """The places that a sandbox can write to: ``/workspace``, ``/tmp`` and ``/dev/shm``."""
 
 
+MOST_TERMINALS = 16
+"""The terminals that a sandbox may have open at once, where its walls are our own."""
+
+
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """A sandbox to be made.
@@ -81,6 +85,7 @@ class SandboxSpec:
     the first left. ``egress`` plugs it into a session of the gate; without it there is no network. ``forwarding`` says
     that its programs will listen on ports for :class:`~skillyard.ports.sandbox.Forwarding`; a backend without that
     ability refuses it, and one where nothing can listen otherwise needs it.
+    ``terminals`` gives it terminals of its own, at most :data:`MOST_TERMINALS`; without, none can be opened inside.
     ``read_only`` names the places of :data:`PLACES` that its programs may not write to; a backend that cannot keep them
     from it refuses.
     ``directories`` are shown at their own paths, in a sandbox for one program.
@@ -99,6 +104,7 @@ class SandboxSpec:
     single: bool = False
     egress: Egress | None = None
     forwarding: bool = False
+    terminals: bool = False
     read_only: tuple[str, ...] = ()
     kernel_only: frozenset[str] = frozenset()
     allow_degraded: frozenset[str] = frozenset()
@@ -121,20 +127,54 @@ class SandboxSpec:
         if self.read_only and "read_only" not in known:
             rule = f"'{backend}' cannot keep programs from writing there; choose another isolation"
             raise InvalidInput("read_only", rule, ", ".join(self.read_only))
+        if self.terminals and "terminals" not in known:
+            raise InvalidInput("terminals", f"'{backend}' has none of a sandbox's own; choose another isolation")
         if self.directories and "directories" not in known:
             rule = f"'{backend}' cannot show directories of the host; choose the isolation 'native'"
             raise InvalidInput("directories", rule, shown(self.directories[0].path))
 
 
+MOST_SIDE = 0xFFFF
+"""The most rows or columns that a kernel has a place for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """The size of a terminal. Raises InvalidInput for one that no terminal has."""
+
+    rows: int = 24
+    columns: int = 80
+
+    def __post_init__(self) -> None:
+        for name, side in (("rows", self.rows), ("columns", self.columns)):
+            if type(side) is not int or not 1 <= side <= MOST_SIDE:
+                raise InvalidInput(name, f"must be a number from 1 to {MOST_SIDE}", shown(side))
+
+
 @dataclass(frozen=True, slots=True)
 class Argv:
-    """A command. ``env`` is added to the sandbox's own small environment; ``stdin`` keeps the input open
-    for :meth:`Process.send`, else it is empty."""
+    """A command.
+
+    ``env`` is added to the sandbox's own small environment; ``stdin`` keeps the input open for :meth:`Process.send`,
+    else it is empty. On a ``terminal`` the input is open too, and all output is on stdout; the sandbox needs
+    :attr:`SandboxSpec.terminals`.
+    """
 
     args: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str = "/workspace"
     stdin: bool = False
+    terminal: Terminal | None = None
+
+    @property
+    def reads(self) -> bool:
+        """Returns whether its input is open."""
+        return self.stdin or self.terminal is not None
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Returns ``env``, with the kind of terminal where nothing names another."""
+        return self.env if self.terminal is None else {"TERM": "xterm-256color", **self.env}
 
 
 @dataclass(frozen=True, slots=True)

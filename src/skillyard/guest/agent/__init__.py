@@ -29,15 +29,17 @@ host numbers its exchanges 1, 2, … and the agent opens none.
     R  JSON                   agent: the result; the exchange is over
     F  {"kind", "text", …}    agent: it failed; the exchange is over
 
-Hello: the host says ``{"versions": [1, 2], "nonce": …}``. The agent answers ``{"version": 2, "instance": …, "nonce": …,
-"proof": …}``, or ``{"versions": […]}`` where it knows none of them. The host says ``{"proof": …}``. Proofs are made
-with the key of the settings (:func:`.wire.prove`): a program that replaces the socket cannot answer, and one that finds
-the socket is not served. The instance differs for each agent, so that a new one is not taken for an old one.
+Hello: the host says ``{"versions": [1, 2, 3], "nonce": …}``. The agent answers ``{"version": 3, "instance": …,
+"nonce": …, "proof": …}``, or ``{"versions": […]}`` where it knows none of them. The host says ``{"proof": …}``. Proofs
+are made with the key of the settings (:func:`.wire.prove`): a program that replaces the socket cannot answer, and one
+that finds the socket is not served. The instance differs for each agent, so that a new one is not taken for an old one.
 
 Operations, with their further fields:
 
     start      id, args, env, cwd, stdin, timeout_ms, log_bytes, stderr_bytes, channel_bytes, ring, waits; or ``guest``
                with the request as data. An id that was started before gives that program: nothing is started twice
+    terminal   …, terminal            the same on a terminal, of which it gives [rows, columns] (version 3)
+    resize     id, rows, columns      another size of it (version 3)
     process    id                     the limits of a program, and the time that it has left
     list                              the newest programs
     output     id, stream, offset     the stream from there on as data, until the program has ended

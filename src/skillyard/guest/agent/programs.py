@@ -9,6 +9,7 @@ import signal
 from functools import partial
 from time import monotonic
 
+from ..programs import terminal
 from .kernel import Fork, Kills
 from .spool import Spool
 from .supervisor import become, end_below, supervise
@@ -87,6 +88,7 @@ class Program:
         self._make_spools(order, place.spool)
         self._input = bytearray()
         self._input_ends = False
+        self._on_terminal = bool(order.get("terminal"))
         self._taken: list[Callable[[], None]] = []
         self._report_text = b""
         self._launch(place, order, request)
@@ -122,7 +124,7 @@ class Program:
                 argv = (place.python, "-I", place.bundle, "call", f"fd:{request}", f"fd:{channel}")
                 if ways := place.ways():
                     argv += (",".join(map(str, ways)),)
-            elif order.get("stdin"):
+            elif order.get("stdin") or self._on_terminal:
                 stdin, inputs[0] = os.pipe()
                 theirs.append(stdin)
                 os.set_blocking(inputs[0], False)
@@ -296,7 +298,7 @@ class Program:
         """Takes bytes for standard input. Raises Refused when nobody reads it."""
         if self._stdin < 0 or self._input_ends:
             raise Refused("gone", "nobody reads this standard input")
-        self._input += data
+        self._input += terminal.frame(terminal.DATA, data) if self._on_terminal else data
         self._pour()
 
     def when_taken(self, function: Callable[[], None]) -> None:
@@ -311,8 +313,22 @@ class Program:
         return self._stdin >= 0
 
     def close_input(self) -> None:
-        self._input_ends = True
+        if self._on_terminal:
+            self._input += terminal.frame(terminal.END)
+        else:
+            self._input_ends = True
         self._pour()
+
+    def resize(self, size: tuple[int, int]) -> bool:
+        """Gives its terminal another size; returns False where it has none. Raises Refused."""
+        if not terminal.fits(size):
+            raise Refused("invalid", "a terminal has no such size")
+        if self._on_terminal and self._stdin < 0:
+            raise Refused("gone", "the program has ended")
+        if self._on_terminal:
+            self._input += terminal.size_frame(*size)
+            self._pour()
+        return self._on_terminal
 
     def _pour(self) -> None:
         if self._stdin < 0:
@@ -370,8 +386,9 @@ def _child(
         env = {**place.env, **order.get("env", {})}
         cwd = order.get("cwd") or place.cwd
         if place.direct:
-            become(argv, env, cwd, stdio, kept, place.user, place.files)
-        supervise(argv, env, cwd, stdio, kept, *ends, place.user, place.single, place.files)
+            become(argv, env, cwd, stdio, kept, place.user, place.files, order.get("terminal"))
+        size = order.get("terminal")
+        supervise(argv, env, cwd, stdio, kept, *ends, place.user, place.single, place.files, size)
     finally:
         os._exit(1)
 

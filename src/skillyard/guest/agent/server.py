@@ -8,6 +8,7 @@ from itertools import islice
 from struct import Struct
 from time import monotonic
 
+from ..programs.terminal import fits
 from .channel import Channel, Exchange
 from .loop import Loop
 from .programs import STREAMS, Place, Program, Programs, Refused, raise_files, spent
@@ -135,6 +136,10 @@ class Agent:
         self._programs.get(order["id"]).close_input()
         return _Answer(channel, number, {})
 
+    def _resize(self, channel: Channel, number: int, order: Mapping[str, Any]) -> Exchange:
+        resized = self._programs.get(order["id"]).resize((order["rows"], order["columns"]))
+        return _Answer(channel, number, {"resized": resized})
+
     def _files(self, channel: Channel, number: int, _: Mapping[str, Any]) -> Exchange:
         return self._workers.relay(channel, number)
 
@@ -233,6 +238,8 @@ def _checked(order: Mapping[str, Any], timeout_ms: int) -> dict[str, Any]:
     fit = fit and (stderr is None or (isinstance(stderr, int) and 0 <= stderr < _MOST))
     fit = fit and isinstance(args, list) and all(isinstance(word, str) for word in args)
     fit = fit and isinstance(env, dict) and all(isinstance(word, str) for pair in env.items() for word in pair)
+    fit = fit and (order["op"] == "terminal") == (order.get("terminal") is not None)
+    fit = fit and (order["op"] != "terminal" or (fits(order["terminal"]) and bool(args)))
     if not fit or bool(order.get("guest")) == bool(args):
         raise Refused("invalid", "the order of a program has an id, words or a guest, variables and limits")
     return {**order, **numbers, "args": args, "env": env}
@@ -351,6 +358,8 @@ class _Input(Exchange):
 
 _OPERATIONS: dict[str, Callable[[Agent, Channel, int, Mapping[str, Any]], Exchange]] = {
     "start": Agent._start,
+    "terminal": Agent._start,
+    "resize": Agent._resize,
     "process": Agent._process,
     "list": Agent._list,
     "output": Agent._output,

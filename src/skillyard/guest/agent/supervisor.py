@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 
+from ..programs import terminal
 from .kernel import be_subreaper, no_new_privileges
 
 TYPE_CHECKING = False
@@ -35,6 +36,7 @@ def supervise(
     user: tuple[int, int] | None,
     single: bool,
     files: tuple[int, int],
+    size: tuple[int, int] | None = None,
 ) -> NoReturn:
     """Runs a program in this child of the agent.
 
@@ -48,7 +50,7 @@ def supervise(
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     leader = os.fork()
     if leader == 0:
-        become(argv, env, cwd, stdio, kept, user, files)
+        become(argv, env, cwd, stdio, kept, user, files, size)
     _close_others({leash, report, wake, waker})
     poll = select.poll()
     poll.register(leash, select.POLLIN)
@@ -81,8 +83,9 @@ def become(
     kept: Sequence[int],
     user: tuple[int, int] | None,
     files: tuple[int, int],
+    size: tuple[int, int] | None = None,
 ) -> NoReturn:
-    """Turns this child into the program."""
+    """Turns this child into the program, on a terminal of ``size`` where one is given."""
     try:
         signal.set_wakeup_fd(-1)
         for number in range(1, signal.NSIG):
@@ -104,13 +107,26 @@ def become(
         no_new_privileges()
         os.umask(0o022)
         os.chdir(cwd)
-        os.execvpe(argv[0], list(argv), dict(env))
+        if size is not None:
+            terminal.run(*size, lambda: _execute(argv, env))
+        _execute(argv, env)
     except (OSError, ValueError) as failure:
-        text = f"{argv[0]}: {getattr(failure, 'strerror', None) or failure}\n"
-        os.write(2, text.encode("utf-8", "replace"))
-        os._exit(126 if isinstance(failure, PermissionError) else 127)
+        _fail(argv[0], failure)
     finally:
         os._exit(127)
+
+
+def _execute(argv: Sequence[str], env: Mapping[str, str]) -> None:
+    try:
+        os.execvpe(argv[0], list(argv), dict(env))
+    except (OSError, ValueError) as failure:
+        _fail(argv[0], failure)
+
+
+def _fail(name: str, failure: OSError | ValueError) -> NoReturn:
+    text = f"{name}: {getattr(failure, 'strerror', None) or failure}\n"
+    os.write(2, text.encode("utf-8", "replace"))
+    os._exit(126 if isinstance(failure, PermissionError) else 127)
 
 
 def _close_others(kept: set[int]) -> None:

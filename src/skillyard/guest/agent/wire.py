@@ -9,8 +9,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-VERSIONS = (1, 2)
-"""Version 2 has the operations `listen` and `accept`."""
+VERSIONS = (1, 2, 3)
+"""Version 2 has the operations `listen` and `accept`, version 3 `terminal` and `resize`."""
 WITH_A_WAY_OUT = 2
 HELLO, OPEN, DATA, END, CREDIT, CANCEL, REPLY, FAIL = b"HODEWCRF"
 PIECE = 64 * 1024

@@ -39,7 +39,7 @@ class NativeBackend:
     name = "native"
     program = "skillyard.sandbox.native.grounds.namespaces.ground"
     """The module whose ``main`` becomes the keeper."""
-    knows: tuple[str, ...] = ("read_only", "directories")
+    knows: tuple[str, ...] = ("read_only", "directories", "terminals")
     """Fields of a spec that its sandboxes can have beside the usual (:meth:`SandboxSpec.refuse_names`)."""
     usual_pids = 16
     """The limits of the probe's sandbox. With the operator's defaults it finds out what would refuse every run."""
@@ -307,6 +307,7 @@ class NativeBackend:
             "pids": limits.pids,
             "disk_mb": limits.disk_mb,
             **({"read_only": ",".join(spec.read_only)} if spec.read_only else {}),
+            **({"terminals": True} if spec.terminals else {}),
         }
 
     def _packages(self, content: Content) -> str:
@@ -322,6 +323,8 @@ class NativeBackend:
             self._probe.demand("egress")
         if spec.forwarding:
             self._probe.demand("forwarding")
+        if spec.terminals:
+            self._probe.demand("terminals")
 
     def _demand_protections(self, probe: Probe, spec: SandboxSpec) -> None:
         if (spec.kernel_only, spec.allow_degraded) in self._demands_met:

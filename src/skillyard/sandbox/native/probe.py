@@ -129,7 +129,13 @@ try:
     written = True
 except OSError:
     written = False
+try:
+    os.openpty()
+    terminal = ""
+except OSError as error:
+    terminal = error.strerror
 print(json.dumps({"status": {k: v.strip() for k, v in status.items()}, "spaces": spaces, "written": written,
+    "terminal": terminal,
     "processes": [int(name) for name in os.listdir("/proc") if name.isdigit()], "uid": os.getuid(),
     "name": os.uname().nodename}))
 """
@@ -181,13 +187,28 @@ _OWN = Content("probe", Path(__file__).resolve().parent)
 
 
 async def _look(backend: Prober) -> tuple[dict[str, Any], dict[str, Protection]]:
-    async with sandbox_to_look_at(backend, mounts=(Mount(_OWN, "/skills/probe"),)) as sandbox:
+    try:
+        return await _look_at(backend, terminals=True)
+    except SkillyardError:  # they may be what cannot be had here
+        return await _look_at(backend, terminals=False)
+
+
+async def _look_at(backend: Prober, *, terminals: bool) -> tuple[dict[str, Any], dict[str, Protection]]:
+    shown = (Mount(_OWN, "/skills/probe"),)
+    async with sandbox_to_look_at(backend, mounts=shown, terminals=terminals) as sandbox:
         with closing(await attempt(backend, sandbox.handle)) as tried:
             seen = await look_inside(sandbox, _LOOK, *([] if tried.why else ["find"]), bound_ms=_BOUND_MS)
             return seen, {
                 **dict.fromkeys(("egress", "direct"), tried.found()),
                 "forwarding": await _forwarding(sandbox),
+                "terminals": _terminals(seen["terminal"]),
             }
+
+
+def _terminals(error: str) -> Protection:
+    if error:
+        return Protection(Level.MISSING, why=f"none could be opened in a test sandbox: {error}")
+    return Protection(Level.KERNEL, by="a file system of terminals (devpts) of each sandbox's own")
 
 
 KEEPS = "the first process of the sandbox, by the parents that the kernel tells"
@@ -319,5 +340,5 @@ def _nothing(why: str, facts: dict[str, Any], mend: str = "") -> Probe:
         False,
         dict.fromkeys((*WALLS, *LIMITS), missing),
         texts,
-        dict.fromkeys(("egress", "forwarding", "keeping"), missing),
+        dict.fromkeys(("egress", "forwarding", "terminals", "keeping"), missing),
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 SINCE: Mapping[str, int] = {
     "attach": 1,
@@ -27,10 +27,12 @@ SINCE: Mapping[str, int] = {
     "plug": 1,
     "prepare": 1,
     "send": 1,
+    "resize": 4,
     "start": 2,
     "stats": 1,
     "stop": 1,
     "survey": 1,
+    "terminal": 4,
     "took": 2,
     "wait": 1,
 }

@@ -20,7 +20,16 @@ from skillyard.domain.errors import (
     shown,
 )
 from skillyard.domain.network.session import DNS_PORT, PROXY_PORT, Egress
-from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Argv, AtCap, Guest, Program, Stream, StreamLimits
+from skillyard.domain.sandbox.spec import (
+    DEFAULT_STREAMS,
+    Argv,
+    AtCap,
+    Guest,
+    Program,
+    Stream,
+    StreamLimits,
+    Terminal,
+)
 from skillyard.domain.work.record import Ending, Outcome, Usage
 from skillyard.ipc.channel import close_all
 from skillyard.ipc.packets import to_json
@@ -101,6 +110,11 @@ class NativeProcess:
 
     async def close_stdin(self) -> None:
         await self._link.answer(self._about("close_stdin"))
+
+    async def resize(self, size: Terminal) -> None:
+        told, _ = await self._link.answer({**self._about("resize"), "rows": size.rows, "columns": size.columns})
+        if not told["resized"]:
+            raise InvalidInput("terminal", "the program has none; start it on one")
 
     async def wait(self) -> Ending:
         return await asyncio.shield(self._ending)
@@ -199,7 +213,9 @@ class NativeSandbox(FilesOfSandbox):
         )
         if isinstance(program, Guest) and (program.kept or program.alone):
             header.update(op="keep" if program.kept else "start", alone=program.alone)
-        patience_s = _PATIENCE_S if isinstance(program, Guest) or not program.stdin else 0.0
+        elif isinstance(program, Argv) and program.terminal is not None:
+            header.update(op="terminal", terminal=[program.terminal.rows, program.terminal.columns])
+        patience_s = _PATIENCE_S if isinstance(program, Guest) or not program.reads else 0.0
         process = self.processes[id] = NativeProcess(self._link, self.handle, id, patience_s)
         if isinstance(program, Guest) and not program.kept:
             self._link.tell(header, body)  # unanswered: the end is announced, also of one that was not started
@@ -261,8 +277,8 @@ class NativeSandbox(FilesOfSandbox):
 def _message(program: Program) -> tuple[dict[str, Any], bytes]:
     if isinstance(program, Guest):
         return {"argv": None}, to_json(program.request).encode("utf-8", "surrogatepass")
-    header = {"argv": list(program.args), "env": dict(program.env), "cwd": program.cwd, "stdin": program.stdin}
-    return header, b""
+    env = dict(program.variables)
+    return {"argv": list(program.args), "env": env, "cwd": program.cwd, "stdin": program.reads}, b""
 
 
 _OLD_GATE_S = 2.0

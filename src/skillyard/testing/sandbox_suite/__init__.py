@@ -31,11 +31,12 @@ from skillyard.testing.sandbox_suite.mounts import content, mounts
 from skillyard.testing.sandbox_suite.output import output
 from skillyard.testing.sandbox_suite.programs import endings, programs
 from skillyard.testing.sandbox_suite.survival import keeping, snapshots, survival
+from skillyard.testing.sandbox_suite.terminals import terminals
 from skillyard.testing.sandbox_suite.trees import trees
 
 _SECTIONS = (
     lifecycle, programs, endings, output, limits, files, trees, mounts, content, guest, commands, walls, egress,
-    forwarding, endurance, survival, keeping, snapshots,
+    forwarding, terminals, endurance, survival, keeping, snapshots,
 )  # fmt: skip
 
 CHECKS: list[Check] = [*(check for section in _SECTIONS for check in section.checks), *library.CHECKS]

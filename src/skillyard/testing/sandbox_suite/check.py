@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from skillyard.domain.sandbox.guarantees import ABILITIES, BOUNDARIES, Level, Probe, Protection, guarantees
-from skillyard.testing.sandbox_suite.ground import Ground
+from skillyard.testing.sandbox_suite.ground import Ground, bytes_of, processes
 
 SURVIVAL = "survival"
 """The need of a check, beside protections, that a sandbox outlives the server that made it."""
@@ -28,6 +28,12 @@ def expect(held: object, promise: str, seen: object = None) -> None:
     """Raises Failed unless ``held``. Unlike ``assert`` it is there under ``python -O`` too."""
     if not held:
         raise Failed(promise if seen is None else f"{promise}; seen: {seen!r:.500}")
+
+
+def expect_gone(marker: str, when: str) -> None:
+    """Raises Failed when a process with ``marker`` is left."""
+    left = processes(marker)
+    expect(not left, f"no process is left {when}", [bytes_of(f"/proc/{pid}/cmdline")[:200] for pid in left])
 
 
 @dataclass(frozen=True, slots=True)

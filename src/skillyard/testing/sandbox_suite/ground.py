@@ -1,12 +1,14 @@
-"""The ground of checks: a backend, a scratch directory, and short ways to run programs."""
+"""The ground of checks: a backend, a scratch directory, and short ways to programs."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import os
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,3 +191,71 @@ async def pieces(data: bytes, size: int = 1 << 16) -> AsyncIterator[bytes]:
 
 async def contents(sandbox: Sandbox, path: str, offset: int = 0, length: int | None = None) -> bytes:
     return b"".join([data async for data in sandbox.read(path, offset, length)])
+
+
+def processes(marker: str) -> list[int]:
+    """Pids of this host's processes whose command line holds ``marker``; zombies have none."""
+    wanted = marker.encode()
+    return [pid for pid in _pids() if wanted in bytes_of(f"/proc/{pid}/cmdline")]
+
+
+def user_ids(pid: int) -> set[int]:
+    """Real, effective, saved and file-system uid of a process, as this host counts them."""
+    for line in bytes_of(f"/proc/{pid}/status").decode(errors="replace").splitlines():
+        if line.startswith("Uid:"):
+            return {int(word) for word in line.split()[1:]}
+    return set()
+
+
+def descriptors() -> int:
+    """Returns the open descriptors of the calling process, after the garbage was collected."""
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def children() -> int:
+    """Living and dead children of the calling process."""
+    own = str(os.getpid())
+    return sum(1 for pid in _pids() if _parent(pid) == own)
+
+
+@contextmanager
+def directory(path: Path) -> Iterator[Path]:
+    """A directory of the host for the time of a check, removed whatever its modes are."""
+    path.mkdir(parents=True)
+    try:
+        yield path
+    finally:
+        _remove(path)
+
+
+def seal(path: Path) -> None:
+    """The modes that stores give what they mount: files 0444, directories 0555."""
+    for below in path.rglob("*"):
+        below.chmod(0o555 if below.is_dir() else 0o444)
+    path.chmod(0o555 if path.is_dir() else 0o444)
+
+
+def _remove(path: Path) -> None:
+    path.chmod(0o700)
+    for below in path.iterdir():
+        if below.is_dir() and not below.is_symlink():
+            _remove(below)
+        else:
+            below.unlink()
+    path.rmdir()
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _parent(pid: int) -> str:
+    stat = bytes_of(f"/proc/{pid}/stat").decode(errors="replace")
+    return stat.rpartition(")")[2].split()[1] if stat else ""
+
+
+def bytes_of(path: str) -> bytes:
+    with suppress(OSError):
+        return Path(path).read_bytes()
+    return b""

@@ -29,9 +29,8 @@ from skillyard.domain.sandbox.spec import (
 from skillyard.domain.work.command import Command, Input, Output
 from skillyard.domain.work.record import Outcome
 from skillyard.testing.sandbox_suite.check import Failed, Section, expect
-from skillyard.testing.sandbox_suite.ground import ROOT, Done, Ground, code, collect, fresh, run, start
+from skillyard.testing.sandbox_suite.ground import ROOT, Done, Ground, code, collect, directory, fresh, run, start
 from skillyard.testing.sandbox_suite.mounts import skill
-from skillyard.testing.sandbox_suite.observe import directory
 
 guest = Section("guest")
 

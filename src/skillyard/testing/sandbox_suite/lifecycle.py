@@ -10,8 +10,7 @@ from skillyard.domain.errors import InvalidInput, ProtectionMissing, SandboxFaul
 from skillyard.domain.sandbox.guarantees import ADVISORY, Level
 from skillyard.domain.sandbox.spec import Owner, SandboxSpec
 from skillyard.testing.sandbox_suite.check import Section, expect
-from skillyard.testing.sandbox_suite.ground import Ground, fresh, python, run, start
-from skillyard.testing.sandbox_suite.observe import children, descriptors, processes
+from skillyard.testing.sandbox_suite.ground import Ground, children, descriptors, fresh, processes, python, run, start
 
 lifecycle = Section("lifecycle")
 

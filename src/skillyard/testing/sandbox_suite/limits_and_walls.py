@@ -15,9 +15,19 @@ from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Ending, Outcome
 from skillyard.ports.sandbox import Sandbox
 from skillyard.testing.sandbox_suite.check import Section, expect
-from skillyard.testing.sandbox_suite.ground import Ground, code, fresh, look, python, run, start, until
+from skillyard.testing.sandbox_suite.ground import (
+    Ground,
+    code,
+    fresh,
+    look,
+    processes,
+    python,
+    run,
+    start,
+    until,
+    user_ids,
+)
 from skillyard.testing.sandbox_suite.guest import last
-from skillyard.testing.sandbox_suite.observe import processes, user_ids
 
 limits = Section("limits")
 walls = Section("walls")

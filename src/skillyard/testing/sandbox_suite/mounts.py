@@ -15,8 +15,18 @@ from skillyard.domain.sandbox.spec import EnvironmentRef, Mount, Owner
 from skillyard.domain.work.record import Outcome
 from skillyard.ports.sandbox import Sandbox
 from skillyard.testing.sandbox_suite.check import SURVIVAL, Section, expect
-from skillyard.testing.sandbox_suite.ground import Ground, code, contents, fresh, look, pieces, python, run
-from skillyard.testing.sandbox_suite.observe import directory, seal
+from skillyard.testing.sandbox_suite.ground import (
+    Ground,
+    code,
+    contents,
+    directory,
+    fresh,
+    look,
+    pieces,
+    python,
+    run,
+    seal,
+)
 
 mounts = Section("mounts")
 

@@ -8,9 +8,8 @@ from skillyard.domain.errors import OutputDropped
 from skillyard.domain.sandbox.spec import AtCap, Stream, StreamLimits
 from skillyard.domain.work.record import Outcome
 from skillyard.ports.sandbox import Process
-from skillyard.testing.sandbox_suite.check import Section, expect
+from skillyard.testing.sandbox_suite.check import Section, expect, expect_gone
 from skillyard.testing.sandbox_suite.ground import Ground, collect, done, fresh, python, run, start, until
-from skillyard.testing.sandbox_suite.observe import expect_gone
 
 output = Section("output")
 

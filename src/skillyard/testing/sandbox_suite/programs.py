@@ -12,7 +12,7 @@ from skillyard.domain.sandbox.spec import Argv
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Ending, Outcome
 from skillyard.ports.sandbox import Process
-from skillyard.testing.sandbox_suite.check import Section, expect
+from skillyard.testing.sandbox_suite.check import Section, expect, expect_gone
 from skillyard.testing.sandbox_suite.ground import (
     ROOT,
     Ground,
@@ -22,12 +22,12 @@ from skillyard.testing.sandbox_suite.ground import (
     eventually,
     fresh,
     look,
+    processes,
     python,
     run,
     start,
     until,
 )
-from skillyard.testing.sandbox_suite.observe import expect_gone, processes
 
 programs = Section("programs")
 endings = Section("endings")

@@ -20,7 +20,7 @@ from skillyard.domain.sandbox.spec import (
 )
 from skillyard.domain.work.record import Ending, Outcome
 from skillyard.ports.sandbox import Backend, Process, Sandbox, Snapshots, Snapshotting
-from skillyard.testing.sandbox_suite.check import SURVIVAL, Failed, Section, expect
+from skillyard.testing.sandbox_suite.check import SURVIVAL, Failed, Section, expect, expect_gone
 from skillyard.testing.sandbox_suite.ground import (
     Ground,
     code,
@@ -30,10 +30,10 @@ from skillyard.testing.sandbox_suite.ground import (
     fresh,
     look,
     pieces,
+    processes,
     python,
     until,
 )
-from skillyard.testing.sandbox_suite.observe import expect_gone, processes
 
 survival = Section("survival")
 

@@ -30,12 +30,13 @@ FIRST = 1000
 
 BUILD = walls.Build(
     uid=7, own_uid=True, disk_bytes=512 << 20, inodes=65536, processes=265, data_bytes=1 << 30, stack_bytes=0,
-    descriptors=1024, cpus=(0, 3), landlock=6, proc_files=("kcore", "keys"), proc_directories=("acpi",),
+    descriptors=1024, terminals=0, cpus=(0, 3), landlock=6, proc_files=("kcore", "keys"), proc_directories=("acpi",),
 )  # fmt: skip
 BUILDS = {
     "root's": BUILD,
     "an ordinary user's": BUILD._replace(uid=1, own_uid=False, stack_bytes=walls.SMALL_STACK, cpus=()),
     "closed": BUILD._replace(closed=("tmp", "shm")),
+    "with terminals": BUILD._replace(terminals=16),
     "without Landlock": BUILD._replace(landlock=0),
     "an early Landlock": BUILD._replace(landlock=1),
     "a later Landlock": BUILD._replace(landlock=5),

@@ -16,7 +16,7 @@ import pytest
 
 from skillyard.domain.archive.names import ArchiveRefused
 from skillyard.tar_receiver import Received, ReceiverLimits, TarReceiver, receive_tar
-from skillyard.testing.sandbox_suite.observe import descriptors
+from skillyard.testing.sandbox_suite.ground import descriptors
 from tests.unit.stores.archives.corpus import ATTACKS, Attack
 from tests.unit.stores.archives.tars import END, GNU, member, pax, record, tar
 from tests.watching import counted

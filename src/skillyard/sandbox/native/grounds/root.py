@@ -87,6 +87,8 @@ ETC = (
     "/etc/services", "/etc/protocols", "/etc/fonts", "/etc/inputrc", "/etc/magic",
 )  # fmt: skip
 DEVICES = ("null", "zero", "full", "random", "urandom")
+_OWN_TERMINAL = "tty"
+"""The terminal that controls the process which opens it, if any does (tty(4))."""
 _ATTRIBUTES = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID
 
 _ID = walls.INSIDE_ID
@@ -102,8 +104,8 @@ _FILES: Mapping[str, str] = {
     walls.TRUST.lstrip("/"): "",
 }
 _EMPTY_DIRECTORIES = (
-    "dev/shm", "etc", "home", "opt", "proc", "run/box", "run/egress", "run/empty", "tmp", "var/tmp", "workspace",
-    "skills", "blobs",
+    "dev/pts", "dev/shm", "etc", "home", "opt", "proc", "run/box", "run/egress", "run/empty", "tmp", "var/tmp",
+    "workspace", "skills", "blobs",
 )  # fmt: skip
 
 
@@ -139,7 +141,7 @@ def _sources(python: Interpreter, packages: str, memory_counted: bool) -> Iterat
             yield open_bind(os.path.realpath(path), path, kernel.MOUNT_ATTR_NODEV, whole=True)
     if packages and python.packages:
         yield open_bind(packages, python.packages, kernel.MOUNT_ATTR_NODEV)
-    for name in DEVICES:
+    for name in (*DEVICES, *((_OWN_TERMINAL,) if os.path.exists(f"/dev/{_OWN_TERMINAL}") else ())):
         # No process shows a shared mapping of /dev/zero as its own memory, so only a controller can count it.
         if memory_counted or name != "zero":
             yield open_bind(f"/dev/{name}", f"/dev/{name}", kernel.MOUNT_ATTR_NOEXEC)
@@ -218,6 +220,7 @@ def _link_system_directories() -> None:
 
 def _link_devices() -> None:
     os.symlink("/proc/self/fd", "dev/fd")
+    os.symlink("pts/ptmx", "dev/ptmx")
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         os.symlink(f"/proc/self/fd/{number}", f"dev/{name}")
 

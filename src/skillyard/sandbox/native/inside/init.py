@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Self
 
 from skillyard.guest import main as guest
+from skillyard.guest.programs import terminal
 from skillyard.ipc import packets
 from skillyard.sandbox.native.inside import kept
 from skillyard.sandbox.native.inside.walls import CHANNEL_FD, DONE, READY, STACK_FD
@@ -229,7 +230,11 @@ class Init:
     def _fork_argv(self, message: dict[str, Any], fds: list[int]) -> int:
         def execute() -> None:
             self.be_child((fds[0], fds[1], fds[2]))
-            _exec(message["argv"], {**os.environ, **message["env"]}, self.place(message["cwd"]))
+            words = (message["argv"], {**os.environ, **message["env"]}, self.place(message["cwd"]))
+            if size := message.get("terminal"):
+                rows, columns = size
+                terminal.run(rows, columns, lambda: _exec(*words))
+            _exec(*words)
 
         return _fork(execute)
 

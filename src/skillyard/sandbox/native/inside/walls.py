@@ -40,6 +40,8 @@ BOX = "/run/box"
 WORKSPACE, TMP, SHM, SKILLS, BLOBS = "/workspace", "/tmp", "/dev/shm", "/skills", "/blobs"  # noqa: S108
 WRITABLE = {"workspace": WORKSPACE, "tmp": TMP, "shm": SHM}
 SHOWN = {"skills": SKILLS, "blobs": BLOBS}
+TERMINALS = "/dev/pts"
+TERMINAL_FLAGS = kernel.MS_NOSUID | kernel.MS_NOEXEC
 EMPTY = "/run/empty"
 HELD = "/run/held"
 """The directory for mounts to which a link leads from below one of WRITABLE."""
@@ -92,7 +94,7 @@ class Build(NamedTuple):
 
     ``uid`` is its id in the zygote's user namespace: its own or, where there is but one, the zygote's. ``stack_bytes``
     is the size of a thread's stack unless it asks for another; 0 for the usual. ``closed`` are the places of WRITABLE
-    that cannot be written to.
+    that cannot be written to. With ``terminals`` it can open so many of its own.
     """
 
     uid: int
@@ -103,6 +105,7 @@ class Build(NamedTuple):
     data_bytes: int
     stack_bytes: int
     descriptors: int
+    terminals: int
     cpus: tuple[int, ...]
     landlock: int
     proc_files: tuple[str, ...]
@@ -118,7 +121,7 @@ class Build(NamedTuple):
     @classmethod
     def decode(cls, raw: bytes) -> Build:
         *numbers, cpus, landlock_abi, files, directories, closed = raw.decode().split(" ")
-        uid, own_uid, disk, inodes, processes, data, stack, descriptors = map(int, numbers)
+        uid, own_uid, disk, inodes, processes, data, stack, descriptors, terminals = map(int, numbers)
         return cls(
             uid,
             bool(own_uid),
@@ -128,6 +131,7 @@ class Build(NamedTuple):
             data,
             stack,
             descriptors,
+            terminals,
             tuple(map(int, cpus.split(","))) if cpus else (),
             int(landlock_abi),
             tuple(files.split(",")) if files else (),
@@ -144,6 +148,8 @@ def build(spec: Build, cgroups: Sequence[int], closing: bytes, shown: Sequence[S
     _loopback_up()
     _mount_box(spec)
     _mount_held(shown)
+    if spec.terminals:
+        kernel.mount("terminals", TERMINALS, "devpts", TERMINAL_FLAGS, terminal_options(spec.terminals))
     _mount_proc(spec)
     _write("/proc/self/oom_score_adj", OOM_SCORE)
     if spec.cpus:
@@ -153,7 +159,7 @@ def build(spec: Build, cgroups: Sequence[int], closing: bytes, shown: Sequence[S
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     os.chdir(WORKSPACE)
     if spec.landlock:
-        rules = [("/", landlock.READ), ("/dev", landlock.DEVICES)]
+        rules = [("/", landlock.READ), ("/dev", landlock.TERMINALS if spec.terminals else landlock.DEVICES)]
         rules += [
             (path, landlock.writable(spec.landlock)) for name, path in WRITABLE.items() if name not in spec.closed
         ]
@@ -200,6 +206,11 @@ def _mount_box(spec: Build) -> None:
     for name in spec.closed:
         kernel.mount("none", WRITABLE[name], None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | flags)
     kernel.umount(BOX)
+
+
+def terminal_options(most: int) -> str:
+    """Returns the options of a file system of terminals that no other sandbox sees (devpts)."""
+    return f"newinstance,ptmxmode=0666,mode=0600,max={most}"
 
 
 def _mount_held(shown: Sequence[Shown]) -> None:

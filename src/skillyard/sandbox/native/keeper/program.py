@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from skillyard.guest.programs import terminal
 from skillyard.sandbox.native.inside.walls import DONE
 from skillyard.sandbox.native.keeper.follower import Follower
 from skillyard.sandbox.native.keeper.loop import READ, WRITE, Timer, Turns
@@ -63,6 +64,7 @@ class Program:
         self._taken = 0
         self._paused = False
         self._stdin = -1
+        self._on_terminal = False
         self._pending = bytearray()
         self._finish_input = False
         self.followers: dict[int, Follower] = {}
@@ -117,23 +119,34 @@ class Program:
         self._finish_input = True
         self._push()
 
-    def open_stdin(self, fd: int) -> None:
+    def open_stdin(self, fd: int, *, on_terminal: bool = False) -> None:
         os.set_blocking(fd, False)
-        self._stdin = fd
+        self._stdin, self._on_terminal = fd, on_terminal
         self._loop.watch(fd, 0, self._push)
 
     def write_stdin(self, data: bytes) -> bool:
         """Passes ``data`` on; returns False when nobody can read it any more."""
         if self._stdin < 0 or self._finish_input:
             return False
-        self._pending += data
+        self._pending += terminal.frame(terminal.DATA, data) if self._on_terminal else data
         self._push()
         return self._stdin >= 0
 
     def close_stdin(self) -> None:
-        if self._stdin >= 0:
+        if self._stdin >= 0 and self._on_terminal:
+            self._pending += terminal.frame(terminal.END)
+            self._push()
+        elif self._stdin >= 0:
             self._finish_input = True
             self._push()
+
+    def resize(self, rows: int, columns: int) -> bool:
+        """Gives its terminal another size; returns False where it has none. Raises ValueError."""
+        if not self._on_terminal:
+            return False
+        self._pending += terminal.size_frame(rows, columns)
+        self._push()
+        return True
 
     @property
     def input_room(self) -> bool:

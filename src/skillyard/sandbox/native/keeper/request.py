@@ -84,6 +84,8 @@ class Shape:
     read_only: str = ""
     """Names of walls.WRITABLE with commas between, which are read-only all the same."""
 
+    terminals: bool = False
+
     def __post_init__(self) -> None:
         if self.read_only and not set(self.closed) <= walls.WRITABLE.keys():
             raise ValueError(f"a sandbox has no such places: {self.read_only}")

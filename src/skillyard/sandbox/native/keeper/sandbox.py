@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from skillyard.guest.programs import terminal
 from skillyard.ipc import packets
 from skillyard.ipc.channel import BadMessage
 from skillyard.sandbox.native.groups.groups import Group
@@ -279,6 +280,9 @@ class Sandbox:
         return bool(self._given)
 
     def _start_argv(self, program: Program, message: dict[str, Any]) -> None:
+        size = message.get("terminal")
+        if size is not None and not terminal.fits(size):
+            raise ValueError("a terminal has rows and columns")
         ours, theirs = open_pipes(stdin=message["stdin"])
         try:
             packets.send(self.control, {**self._start_message(program), **message}, theirs)
@@ -288,7 +292,7 @@ class Sandbox:
         finally:
             close_descriptors(theirs)
         if message["stdin"]:
-            program.open_stdin(ours.pop(0))
+            program.open_stdin(ours.pop(0), on_terminal=size is not None)
         program.read_pipe(ours[0], "stdout")
         program.read_pipe(ours[1], "stderr")
 

@@ -205,6 +205,10 @@ class Service:
             raise
         self._answer(number)
 
+    def _do_terminal(self, number: Number, header: Header, body: bytes) -> None:
+        """Starts a program on a terminal."""
+        self._do_start(number, header, body)
+
     def _do_keep(self, number: Number, header: Header, body: bytes) -> None:
         """Starts a program that is spared when others are ended."""
         self._do_start(number, {**header, "kept": True}, body)
@@ -286,6 +290,12 @@ class Service:
     def _do_close_stdin(self, number: Number, header: Header, body: bytes) -> None:
         self._program(header)[1].close_stdin()
         self._answer(number)
+
+    def _do_resize(self, number: Number, header: Header, body: bytes) -> None:
+        _, program = self._program(header)
+        if program.ending is not None:
+            raise Unknown("the program has ended")
+        self._answer(number, resized=program.resize(header["rows"], header["columns"]))
 
     def _do_kill(self, number: Number, header: Header, body: bytes) -> None:
         sandbox, program = self._program(header)

@@ -21,6 +21,8 @@ NET_BIND_TCP, NET_CONNECT_TCP = 1 << 0, 1 << 1
 READ = EXECUTE | READ_FILE | READ_DIR
 _FOR_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 DEVICES = READ_FILE | WRITE_FILE | READ_DIR | TRUNCATE
+TERMINALS = DEVICES | IOCTL_DEV
+"""A terminal is of no use without its requests, of which the filter leaves the harmless ones."""
 
 _HANDLED = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 _RULE_PATH_BENEATH = 1

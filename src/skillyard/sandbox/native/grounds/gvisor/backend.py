@@ -49,6 +49,11 @@ print(json.dumps({
 _BOUND_MS = 20_000
 _ABILITIES = {
     "keeping": Protection(Level.SUPERVISED, by=KEEPS),
+    "terminals": Protection(
+        Level.MISSING,
+        why="gVisor's own terminals do not give a program signals of its size, of keys and of the end",
+        mend="use the isolation 'native' for programs on a terminal",
+    ),
     "egress": Protection(
         Level.MISSING,
         why="gVisor's network stack is its own, and the host's gate cannot listen in it",
@@ -182,7 +187,7 @@ class GvisorBackend(NativeBackend):
 
     name = "gvisor"
     program = "skillyard.sandbox.native.grounds.gvisor.ground"
-    knows = ()
+    knows = ("terminals",)
 
     def __init__(
         self, run_dir: Path, settings: GvisorSettings = _USUAL, native: NativeSettings = _USUAL_NATIVE

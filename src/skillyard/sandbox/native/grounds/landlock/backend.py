@@ -66,6 +66,10 @@ _NO_EGRESS = Protection(
 _NO_KEEPING = Protection(
     Level.MISSING, why="no process sees another, so that it cannot be told which program's they are", mend=_MEND
 )
+_NO_TERMINALS = Protection(
+    Level.MISSING, why="without a mount namespace there are the host's terminals alone", mend=_MEND
+)
+_ABILITIES = {"egress": _NO_EGRESS, "keeping": _NO_KEEPING, "terminals": _NO_TERMINALS}
 _LISTEN = """
 import socket
 server = socket.create_server(("127.0.0.1", 0))
@@ -87,7 +91,7 @@ async def probe(backend: Prober) -> Probe:
     reached = [name for name, got in seen["tried"].items() if got]
     if reached:
         return _nothing(f"a test sandbox got through: {', '.join(reached)}", facts)
-    abilities = {"egress": _NO_EGRESS, "keeping": _NO_KEEPING, "forwarding": await _forwarding(backend)}
+    abilities = {**_ABILITIES, "forwarding": await _forwarding(backend)}
     return Probe("landlock", True, {**_walls(seen, facts), **_limits(facts)}, _texts(facts), abilities)
 
 
@@ -178,7 +182,7 @@ def _texts(facts: dict[str, Any]) -> dict[str, str]:
 def _nothing(why: str, facts: dict[str, Any]) -> Probe:
     missing = Protection(Level.MISSING, why=why, mend=support.mend(why))
     texts = {**_texts(facts), "why": why}
-    abilities = {"egress": _NO_EGRESS, "keeping": _NO_KEEPING, "forwarding": missing}
+    abilities = {**_ABILITIES, "forwarding": missing}
     return Probe("landlock", False, dict.fromkeys((*WALLS, *LIMITS), missing), texts, abilities)
 
 
@@ -220,7 +224,7 @@ class LandlockBackend(NativeBackend):
 
     name = "landlock"
     program = "skillyard.sandbox.native.grounds.landlock.ground"
-    knows = ()
+    knows = ("terminals",)
 
     def keeper_options(self) -> dict[str, Any]:
         return super().keeper_options() | _OWN_IDS

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from skillyard.domain.sandbox.spec import MOST_TERMINALS
 from skillyard.sandbox.native.grounds import root
 from skillyard.sandbox.native.grounds.host import Host, Share
 from skillyard.sandbox.native.grounds.namespaces import listening, table, zygote_check
@@ -205,6 +206,7 @@ class NamespacesGround:
             data_bytes=shape.memory_mb * MIB + (shape.pids * _STACK if counted else 0),
             stack_bytes=0 if counted else walls.SMALL_STACK,
             descriptors=walls.descriptors(),
+            terminals=MOST_TERMINALS if shape.terminals else 0,
             cpus=host.processors.take(shape.cpus),
             landlock=host.landlock,
             proc_files=host.proc_files,

@@ -50,6 +50,7 @@ def order(build: walls.Build, groups: int) -> bytes:
         (
             _first(groups),
             *_box(build),
+            _terminals(build.terminals),
             _proc(build.proc_files, build.proc_directories, build.cpus),
             _ids(build.uid, build.own_uid),
             _last(build._replace(uid=0, own_uid=False, cpus=(), proc_files=(), proc_directories=())),
@@ -136,6 +137,14 @@ def _box_done(closed: tuple[str, ...]) -> bytes:
     made = [_call("fchmodat", _AT, _text(path), 0o1777, said=f"chmod {path}") for path in (TMP, SHM)]
     made += [_read_only(WRITABLE[name], _TMPFS) for name in closed]
     return encode(*made, _call("umount2", _text(BOX), kernel.MNT_DETACH))
+
+
+@functools.lru_cache(2)
+def _terminals(most: int) -> bytes:
+    if not most:
+        return b""
+    options = walls.terminal_options(most)
+    return encode(_mount("terminals", walls.TERMINALS, "devpts", walls.TERMINAL_FLAGS, options))
 
 
 @functools.lru_cache(64)
@@ -232,7 +241,7 @@ def _landlock(build: walls.Build) -> Iterator[Step]:
     version = build.landlock
     if not version:
         return
-    rules = [("/", landlock.READ), ("/dev", landlock.DEVICES)]
+    rules = [("/", landlock.READ), ("/dev", landlock.TERMINALS if build.terminals else landlock.DEVICES)]
     rules += [(path, landlock.writable(version)) for name, path in WRITABLE.items() if name not in build.closed]
     known = landlock.attributes(version)
     yield _call("landlock_create_ruleset", known, len(known), 0, store=_RULES)

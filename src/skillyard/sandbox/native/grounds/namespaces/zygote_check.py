@@ -114,7 +114,7 @@ def _space(pid: int, name: str) -> str:
     return os.readlink(f"/proc/{pid}/ns/{name}")
 
 
-_OWN_BOX, _OWN_PROC = "own box", "own proc"
+_OWN_BOX, _OWN_PROC, _OWN_TERMINALS = "own box", "own proc", "own terminals"
 
 
 class Mount(NamedTuple):
@@ -187,7 +187,7 @@ def _parse(text: str, known: frozenset[str]) -> list[Mount]:
 def _named(device: str, kind: str, known: frozenset[str]) -> str:
     if not known or device in known:
         return device
-    return {"tmpfs": _OWN_BOX, "proc": _OWN_PROC}.get(kind, device)
+    return {"tmpfs": _OWN_BOX, "proc": _OWN_PROC, "devpts": _OWN_TERMINALS}.get(kind, device)
 
 
 def _over(parent: tuple[str, str] | None, known: frozenset[str]) -> str:
@@ -212,6 +212,12 @@ def _own(shared: Sequence[Mount], build: walls.Build) -> list[Mount]:
     masks = [null._replace(point=f"/proc/{name}", over="/proc own") for name in build.proc_files]
     empty = top._replace(root=walls.EMPTY, over="/proc own")
     masks += [empty._replace(point=f"/proc/{name}") for name in build.proc_directories]
+    if build.terminals:
+        own.append(
+            Mount(
+                _OWN_TERMINALS, "/", walls.TERMINALS, "rw,nosuid,noexec,relatime", "", "devpts", "terminals", "/ shared"
+            )
+        )
     return [*own, proc, sys, *masks]
 
 
