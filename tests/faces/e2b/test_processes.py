@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from e2b import CommandExitException
+from e2b import CommandExitException, PtySize
 from e2b.exceptions import AuthenticationException, InvalidArgumentException, NotFoundException, TimeoutException
 
 from tests.faces.e2b.conftest import Yard
@@ -162,3 +162,38 @@ def test_bad_streams_are_refused(yard: Yard, sandbox: Any, body: bytes) -> None:
     told = said.json() if said.headers["content-type"] == "application/json" else frames(said.content)[-1][1]["error"]
     assert told["code"] in ("invalid_argument", "unimplemented"), told
     assert sandbox.commands.run("echo lives").stdout == "lives\n"
+
+
+def test_a_terminal_takes_keys_and_sizes_and_is_found_again(sandbox: Any, until: Until) -> None:
+    shown = bytearray()
+    terminal = sandbox.pty.create(PtySize(rows=30, cols=100), envs={"PS1": "prompt>"}, timeout=60)
+    sandbox.pty.send_stdin(terminal.pid, b"stty size; echo to''ld $TERM\n")
+
+    def follow(handle: Any, word: bytes) -> None:
+        for _, _, data in handle:
+            shown.extend(data or b"")
+            if word in shown:
+                return
+
+    follow(terminal, b"told xterm-256color")
+    assert b"30 100" in shown
+    terminal.disconnect()
+    sandbox.pty.resize(terminal.pid, PtySize(rows=7, cols=65535))
+    sandbox.pty.send_stdin(terminal.pid, b"stty size; echo aga''in\n")
+    again = sandbox.pty.connect(terminal.pid, timeout=60)
+    follow(again, b"again")
+    assert b"7 65535" in shown
+    sandbox.pty.send_stdin(terminal.pid, b"sleep 1000\n\x03\x04exit 3\n")
+    until(lambda: terminal.pid not in {each.pid for each in sandbox.commands.list()})
+    assert not sandbox.pty.kill(terminal.pid)
+
+
+def test_a_terminal_that_is_none_is_refused(sandbox: Any) -> None:
+    handle = sandbox.commands.run("sleep 100", background=True)
+    with pytest.raises(Exception, match="no pseudo-terminal"):
+        sandbox.pty.resize(handle.pid, PtySize(rows=7, cols=7))
+    with pytest.raises(Exception, match="no pseudo-terminal"):
+        sandbox.pty.send_stdin(handle.pid, b"x")
+    with pytest.raises(Exception, match="must be a number from 1 to 65535"):
+        sandbox.pty.create(PtySize(rows=70000, cols=7))
+    assert handle.kill()

@@ -152,7 +152,8 @@ class Granter:
         if command is not None and command.service is not None and command.service.ports:
             spec = replace(spec, forwarding=True)
         if plan.request.stay is not None:
-            spec = replace(spec, single=False, forwarding=plan.offer.probe.able("forwarding"))
+            able = plan.offer.probe.able
+            spec = replace(spec, single=False, forwarding=able("forwarding"), terminals=able("terminals"))
         return Grant(
             spec=spec,
             environment=plan.environment if named else f"{plan.environment}+{environment.digest[:SHOWN]}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, OutputDropped, QuotaExceeded, SandboxFault, SandboxGone, shown
@@ -138,7 +138,7 @@ class Programs:
         ways = {} if network is None else await network.variables(self.sandbox)
         if isinstance(program, Argv):
             env = {**ways, **self.env, **program.env, NUMBER: str(number)}
-            program = Argv(program.args, env, program.cwd, program.stdin)
+            program = replace(program, env=env)
         self._count += 1
         process = await self.sandbox.start(program, id=id, timeout_ms=timeout_ms, streams=streams)
         stdin = isinstance(program, Argv) and program.stdin

@@ -14,15 +14,16 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from skillyard.domain.errors import FileNotFound, InvalidInput, SandboxGone, SkillyardError, shape
-from skillyard.domain.sandbox.spec import Argv, Stream
+from skillyard.domain.sandbox.spec import Argv, Stream, Terminal
 from skillyard.domain.work.record import Ending, Outcome
 from skillyard.engine.services.programs import NUMBER, Started
 from skillyard.faces.e2b import connect
 from skillyard.faces.e2b.access import sandbox_id
 from skillyard.faces.e2b.call import Call, flag_of, text_of, texts_of
 from skillyard.faces.e2b.daemon import Answer, Place
-from skillyard.faces.e2b.errors import DEADLINE, INVALID, NOT_FOUND, PRECONDITION, UNIMPLEMENTED, NotRunning, RpcRefusal
+from skillyard.faces.e2b.errors import DEADLINE, INVALID, NOT_FOUND, PRECONDITION, NotRunning, RpcRefusal
 from skillyard.faces.http.lifecycle import Lifecycle
+from skillyard.ports.sandbox import OnTerminal
 
 SERVICE = "/process.Process/"
 MOST_ARGUMENTS = 1000
@@ -59,6 +60,7 @@ def main(args):
 """Tells the processes of a program to end. They are found by a variable that each has from its start."""
 
 
+_NO_TERMINAL = "pty: the process has no pseudo-terminal"
 STREAMS = (Stream.STDOUT, Stream.STDERR)
 Said = tuple[str, bytes] | SkillyardError | None
 """A piece of a stream with its name, the error that ended it, or None for its end."""
@@ -139,8 +141,17 @@ class Processes:
 
     async def update(self, call: Call, place: Place) -> None:
         message = await connect.unary(call, place.owner)
-        await _selected(place, message)
-        raise RpcRefusal(UNIMPLEMENTED, "pty: this sandbox has no pseudo-terminals")
+        started = await _selected(place, message)
+        size = _size(connect.part(message, "pty"))
+        if not isinstance(started.process, OnTerminal) or size is None:
+            raise RpcRefusal(PRECONDITION, _NO_TERMINAL)
+        try:
+            await started.process.resize(size)
+        except InvalidInput:
+            raise RpcRefusal(PRECONDITION, _NO_TERMINAL) from None
+        except SandboxGone:
+            raise RpcRefusal(NOT_FOUND, f"process with pid {started.number} not found") from None
+        await connect.answer(call, {})
 
 
 async def _begun(place: Place, message: connect.Message, timeout_ms: int | None) -> AsyncIterator[connect.Message]:
@@ -157,8 +168,6 @@ async def _begun(place: Place, message: connect.Message, timeout_ms: int | None)
 
 async def _program(place: Place, message: connect.Message) -> tuple[Argv, dict[str, Any]]:
     """Returns the program of a request, and what is told of it. Raises RpcRefusal, InvalidInput."""
-    if message.get("pty") is not None:
-        raise RpcRefusal(UNIMPLEMENTED, "pty: this sandbox has no pseudo-terminals")
     config = connect.part(message, "process")
     command, args = text_of(config, "cmd"), config.get("args") or []
     if not command or not isinstance(args, list) or len(args) > MOST_ARGUMENTS:
@@ -176,8 +185,12 @@ async def _program(place: Place, message: connect.Message) -> tuple[Argv, dict[s
     told: dict[str, Any] = {"cmd": command, "args": words[1:], "cwd": cwd, "envs": envs}
     if tag := text_of(message, "tag"):
         told["tag"] = tag
+    terminal = None
+    if message.get("pty") is not None:
+        terminal = _size(connect.part(message, "pty")) or Terminal()
+        told["pty"] = True
     stdin = flag_of(message, "stdin", usual=True)
-    return Argv(tuple(words), {**own, **envs}, place.inside(cwd), stdin), told
+    return Argv(tuple(words), {**own, **envs}, place.inside(cwd), stdin, terminal), told
 
 
 async def _check_directory(place: Place, cwd: str) -> None:
@@ -222,6 +235,7 @@ async def _events(place: Place, started: Started, timeout_ms: int | None) -> Asy
                     going -= 1
                     continue
                 name, data = said
+                name = "pty" if started.told.get("pty") else name
                 yield {"event": {"data": {name: base64.b64encode(data).decode("ascii")}}}
             ending = await started.process.wait()
         yield {"event": {"end": _end(place, ending)}}
@@ -267,9 +281,10 @@ def _end(place: Place, ending: Ending) -> dict[str, Any]:
 
 async def _send(started: Started, given: connect.Message) -> None:
     kind, text = connect.chosen(given, "stdin", "pty")
-    if kind == "pty":
-        raise RpcRefusal(PRECONDITION, "pty: the process has no pseudo-terminal")
-    _check_stdin(started)
+    if kind == "pty" and not started.told.get("pty"):
+        raise RpcRefusal(PRECONDITION, _NO_TERMINAL)
+    if kind == "stdin":
+        _check_stdin(started)
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, TypeError, ValueError):
@@ -281,8 +296,16 @@ async def _send(started: Started, given: connect.Message) -> None:
 
 
 def _check_stdin(started: Started) -> None:
+    if started.told.get("pty"):
+        raise RpcRefusal(PRECONDITION, "stdin: the process has a terminal; its input ends by Ctrl-D (0x04)")
     if not started.stdin:
         raise RpcRefusal(PRECONDITION, "stdin: the process was started without it")
+
+
+def _size(pty: connect.Message) -> Terminal | None:
+    """Returns the size that a message gives a terminal; None without one. Raises InvalidInput."""
+    size = connect.part(pty, "size")
+    return Terminal(size.get("rows") or 24, size.get("cols") or 80) if size else None
 
 
 def _told(started: Started) -> dict[str, Any]:
