@@ -238,17 +238,19 @@ class Channel:
         kind, _, payload = frames[0]
         said = _object(payload)
         instance, theirs = said.get("instance"), said.get("nonce")
-        if kind == wire.HELLO and said.get("version") not in wire.VERSIONS:
+        version: Any = said.get("version")
+        if kind == wire.HELLO and version not in wire.VERSIONS:
             raise SandboxGone(
                 f"the sandbox's agent speaks versions {str(said.get('versions'))[:60]}, and we none of them"
             )
-        known = isinstance(theirs, str) and wire.is_proof(said.get("proof"), key, "agent", nonce, theirs)
+        known = isinstance(theirs, str) and wire.is_proof(said.get("proof"), key, "agent", nonce, theirs, version)
         if kind != wire.HELLO or not known or not isinstance(theirs, str):
             raise BadFrame("the answer is not the agent's")
         if not isinstance(instance, str) or len(instance) != 32 or not _INSTANCE.issuperset(instance):
             raise BadFrame("the agent does not name itself")
-        self.instance, self.version = instance, said["version"]
-        self.write(wire.pack(wire.HELLO, 0, _encode({"proof": wire.prove(key, "host", nonce, theirs)})))
+        self.instance, self.version = instance, version
+        proof = wire.prove(key, "host", nonce, theirs, version)
+        self.write(wire.pack(wire.HELLO, 0, _encode({"proof": proof})))
         return frames[1:]
 
     async def call(

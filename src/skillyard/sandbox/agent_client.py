@@ -218,7 +218,8 @@ class AgentSandbox(FilesOfSandbox):
         if isinstance(program, Guest):
             if program.kept:
                 raise ProtectionMissing("an agent keeps no program when others are ended", protections=["keeping"])
-            await self._link.call("start", {"guest": True, **fields}, encode_request(program.request))
+            clears = {"clear": True} if program.request.get("op") == "clear" else {}
+            await self._link.call("start", {"guest": True, **clears, **fields}, encode_request(program.request))
         else:
             words = {"args": program.args, "env": dict(program.variables), "cwd": program.cwd, "stdin": program.reads}
             size = program.terminal

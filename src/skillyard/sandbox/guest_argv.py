@@ -23,6 +23,7 @@ from importlib.resources.abc import Traversable
 from importlib.util import MAGIC_NUMBER
 
 from skillyard.domain.sandbox.spec import Argv
+from skillyard.guest.command import START
 
 PACKAGE = "skillyard_guest"
 _MAIN = f"from {PACKAGE}.command import main\n\nmain()\n"
@@ -74,9 +75,14 @@ def guest_argv(python: str, bundle_path: str, request_path: str, channel_path: s
 
     It ends with status 0 when the last frame was written, whether the code succeeded or not.
     """
-    return Argv((python, "-I", bundle_path, "call", request_path, channel_path))
+    return Argv((python, "-I", "-c", START, bundle_path, "call", request_path, channel_path))
 
 
 def files_argv(python: str, bundle_path: str) -> Argv:
     """Returns the command that serves files, by :mod:`skillyard.guest.files`."""
-    return Argv((python, "-I", "-S", bundle_path, "files"), stdin=True)
+    return Argv(guest_words(python, bundle_path, "files"), stdin=True)
+
+
+def guest_words(python: str, bundle_path: str, *words: str) -> tuple[str, ...]:
+    """Returns the command that runs files program or agent, which need no packages."""
+    return (python, "-I", "-S", "-c", START, bundle_path, *words)

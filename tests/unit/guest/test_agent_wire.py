@@ -44,14 +44,15 @@ def test_a_frame_over_its_bound_is_a_fault_before_its_payload_is_there(kind: int
         wire.Parser(wire.FROM_AGENT).feed(head)
 
 
-def test_a_proof_holds_for_its_key_its_side_and_its_nonces_alone() -> None:
+@pytest.mark.parametrize("version", wire.VERSIONS)
+def test_a_proof_holds_for_its_key_its_side_and_its_nonces_alone(version: int) -> None:
     key = bytes(32)
-    proof = wire.prove(key, "agent", "a", "b")
-    assert wire.is_proof(proof, key, "agent", "a", "b")
+    proof = wire.prove(key, "agent", "a", "b", version)
+    assert wire.is_proof(proof, key, "agent", "a", "b", version)
     for other in ((bytes(31) + b"x", "agent", "a", "b"), (key, "host", "a", "b"), (key, "agent", "b", "a")):
-        assert not wire.is_proof(proof, *other)
+        assert not wire.is_proof(proof, *other, version)
     for said in (None, 1, "", "é" * 64, proof[:-1]):
-        assert not wire.is_proof(said, key, "agent", "a", "b")
+        assert not wire.is_proof(said, key, "agent", "a", "b", version)
 
 
 def test_credit_is_four_bytes() -> None:

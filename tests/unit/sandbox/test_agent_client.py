@@ -68,7 +68,7 @@ class LyingAgent:
         for kind, number, payload in self._parser.feed(data):
             if kind == wire.HELLO and b"versions" in payload:
                 nonce = json.loads(payload)["nonce"]
-                proof = wire.prove(self._key, "agent", nonce, "n")
+                proof = wire.prove(self._key, "agent", nonce, "n", self._version)
                 said = {"version": self._version, "instance": "0" * 32, "nonce": "n", "proof": proof}
                 self._feed(wire.pack(wire.HELLO, 0, json.dumps(said).encode()))
             elif kind == wire.OPEN:

@@ -29,15 +29,17 @@ host numbers its exchanges 1, 2, … and the agent opens none.
     R  JSON                   agent: the result; the exchange is over
     F  {"kind", "text", …}    agent: it failed; the exchange is over
 
-Hello: the host says ``{"versions": [1, 2, 3], "nonce": …}``. The agent answers ``{"version": 3, "instance": …,
-"nonce": …, "proof": …}``, or ``{"versions": […]}`` where it knows none of them. The host says ``{"proof": …}``. Proofs
-are made with the key of the settings (:func:`.wire.prove`): a program that replaces the socket cannot answer, and one
-that finds the socket is not served. The instance differs for each agent, so that a new one is not taken for an old one.
+Hello: the host says ``{"versions": [1, 2, 3], "nonce": …}``. The agent answers
+``{"version": 3, "instance": …, "nonce": …, "proof": …}``, or ``{"versions": […]}`` where it knows none of them. The
+host says ``{"proof": …}``. Proofs are made with the key of the settings (:func:`.wire.prove`): a program that replaces
+the socket cannot answer, and one that finds the socket is not served. The instance differs for each agent, so that a
+new one is not taken for an old one.
 
 Operations, with their further fields:
 
     start      id, args, env, cwd, stdin, timeout_ms, log_bytes, stderr_bytes, channel_bytes, ring, waits; or ``guest``
-               with the request as data. An id that was started before gives that program: nothing is started twice
+               with the request as data, and ``clear`` where that clears the sandbox. An id that was started before
+               gives that program: nothing is started twice
     terminal   …, terminal            the same on a terminal, of which it gives [rows, columns] (version 3)
     resize     id, rows, columns      another size of it (version 3)
     process    id                     the limits of a program, and the time that it has left
@@ -60,15 +62,18 @@ lost its parents lives on while any program runs, and is ended with the last one
 program has a supervisor that takes its orphans in (:mod:`.supervisor`): a kill ends them too, and what a program leaves
 lives on after its end. In a sandbox for one program all end with it. When the agent ends, everything does.
 
+Guests. The interpreter of the next one begins ahead after a clearing, and where the settings say ``ahead``. It is used
+once, and never there beside a program (:mod:`.start`). A fork of the agent clears the sandbox.
+
 Promises. The agent is not dumpable, so programs of its own user can neither trace it nor read its memory, environment
-and descriptors; the supervisors of programs and the workers for files are not dumpable either. Its descriptors are
-closed in programs. As pid 1 it cannot be ended by a signal from inside. Where it is root and the settings name a user
-for programs, they cannot signal it, and its socket is in a directory that they cannot enter.
+and descriptors; the supervisors of programs and the workers for files are not dumpable either.
+Its descriptors are closed in programs. As pid 1 it cannot be ended by a signal from inside. Where it is root and the
+settings name a user for programs, they cannot signal it, and its socket is in a directory that they cannot enter.
 
 Not promised: where programs have the agent's user, they can take its limits away (prlimit(2)), and where it is not pid
 1, they can kill it; then all ends with it, and the host says ``lost``. They can kill the supervisor of a program,
-which then ends as ``lost``. A program that replaces
-the socket can pass frames on and change them. A program that becomes root inside owns the agent. So the host takes all
-that comes from an agent as hostile: a lying one harms its own sandbox alone. Limits of memory, processors, processes
-and disk are the sandbox's, not the agent's. /proc must be mounted.
+which then ends as ``lost``. A program that replaces the socket can pass frames on and change them. A program that
+becomes root inside owns the agent. So the host takes all that comes from an agent as hostile: a lying one harms its own
+sandbox alone. Limits of memory, processors, processes and disk are the sandbox's, not the agent's. /proc must be
+mounted.
 """

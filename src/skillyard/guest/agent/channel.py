@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections import deque
 
-from . import wire
+from . import jsontext, wire
 from .programs import Refused
 from .wire import BadFrame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable, Mapping
     from typing import Any
 
     from .loop import Loop
+else:
+    from _collections import deque
 
 _READ = 256 * 1024
 _HIGH = 1 << 20
 """Bytes that wait to be written before the sources of data are told to stop."""
 HELLO_S = 30.0
 """A channel that has not said hello after this time is closed."""
-
-_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Exchange:
@@ -73,7 +72,7 @@ class Exchange:
 
     def _over(self, kind: int, value: Mapping[str, Any]) -> None:
         if self.open:
-            self.channel.send(wire.pack(kind, self.number, _encode(value).encode()))
+            self.channel.send(wire.pack(kind, self.number, jsontext.encode(value)))
             self.channel.forget(self)
 
 
@@ -102,6 +101,7 @@ class Channel:
         self._exchanges: dict[int, Exchange] = {}
         self._last = 0
         self._nonces: tuple[str, str] | None = None
+        self._version = 0
         self.known = False
         self.peer = 0
         self.dirty = False
@@ -245,22 +245,23 @@ class Channel:
                 self._say({"versions": list(wire.VERSIONS)})
                 raise BadFrame("no version in common")
             self._nonces = theirs, os.urandom(16).hex()
-            proof = wire.prove(self._key, "agent", *self._nonces)
+            self._version = max(common)
+            proof = wire.prove(self._key, "agent", *self._nonces, self._version)
             nonce = self._nonces[1]
-            self._say({"version": max(common), "instance": self._instance, "nonce": nonce, "proof": proof})
-        elif self.known or not wire.is_proof(said.get("proof"), self._key, "host", *self._nonces):
+            self._say({"version": self._version, "instance": self._instance, "nonce": nonce, "proof": proof})
+        elif self.known or not wire.is_proof(said.get("proof"), self._key, "host", *self._nonces, self._version):
             raise BadFrame("the proof is wrong")
         else:
             self.known = True
             self._patience.cancel()
 
     def _say(self, value: Mapping[str, Any]) -> None:
-        self.send(wire.pack(wire.HELLO, 0, _encode(value).encode()))
+        self.send(wire.pack(wire.HELLO, 0, jsontext.encode(value)))
 
 
 def _object(payload: bytes) -> Mapping[str, Any]:
     try:
-        value = json.loads(payload)
+        value = jsontext.decode(payload)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):

@@ -11,6 +11,7 @@ Its settings are a JSON object::
     spool        the directory for output that does not stay in memory (/tmp)
     single       one program is started: its end is told when nothing of its tree is left
     timeout_ms   the deadline of programs that are given none (300000)
+    ahead        the interpreter of guests begins at once (false)
     limits       limits of the agent and all that it starts, by their numbers (setrlimit(2)) ({})
     filters      filters of system calls for the agent and all that it starts, in their order, each in base64 ([])
 
@@ -19,22 +20,25 @@ A PATH that begins with ``@`` names an abstract socket of the sandbox's network:
 
 from __future__ import annotations
 
-import base64
 import fcntl
-import json
 import os
 import select
-import socket
 import stat
 import sys
 import time
+from binascii import a2b_base64
+
+from . import jsontext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
     from typing import Any
 
     from .kernel import Fork
+else:
+    import _socket as socket
 
 VARIABLE = "SKILLYARD_AGENT"
 _DEFAULTS: dict[str, Any] = {
@@ -46,6 +50,7 @@ _DEFAULTS: dict[str, Any] = {
     "spool": "/tmp",  # noqa: S108 - a directory of the sandbox
     "single": False,
     "timeout_ms": 300_000,
+    "ahead": False,
     "limits": {},
     "filters": [],
 }
@@ -78,7 +83,7 @@ def _listen(where: str, bundle: str) -> int:
     settings = _settings()
     if where.startswith("fd:"):
         listener = socket.socket(fileno=int(where[3:]))
-        listener.set_inheritable(False)
+        os.set_inheritable(listener.fileno(), False)
     else:
         listener = _bind(where)
     return _serve(settings, bundle, listener)
@@ -215,8 +220,9 @@ def _settings() -> dict[str, Any]:
         most = _MOST_SETTINGS if stat.S_ISREG(os.fstat(0).st_mode) else 1
         while not line.endswith(b"\n") and len(line) < _MOST_SETTINGS and (piece := os.read(0, most)):
             line += piece
-        text = line.decode()
-    given = json.loads(text)
+    else:
+        line = bytearray(text.encode())
+    given = jsontext.decode(line)
     if not isinstance(given, dict) or not given.keys() <= {"key", *_DEFAULTS}:
         raise ValueError("settings: not an object of known names")
     if not isinstance(given.get("key"), str) or len(bytes.fromhex(given["key"])) != 32:
@@ -237,7 +243,7 @@ def _protect(settings: dict[str, Any]) -> Fork:
     for kind, most in settings["limits"].items():
         limit(int(kind), most)
     for program in settings["filters"]:
-        filter_calls(base64.b64decode(program, validate=True))
+        filter_calls(a2b_base64(program, strict_mode=True))
     return fork
 
 
@@ -273,11 +279,13 @@ def _private(path: str, flags: int) -> int:
 
 
 def _is_served(where: str) -> bool:
-    with socket.socket(socket.AF_UNIX) as tried:
-        try:
-            tried.connect(_address(where))
-        except OSError:
-            return False
+    tried = socket.socket(socket.AF_UNIX)
+    try:
+        tried.connect(_address(where))
+    except OSError:
+        return False
+    finally:
+        tried.close()
     return True
 
 

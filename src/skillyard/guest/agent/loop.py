@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import heapq
 import os
 import select
-import signal
 from itertools import count
 from time import monotonic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import heapq
+    import signal
     from collections.abc import Callable
     from resource import struct_rusage
 
     Handler = Callable[[], object]
+else:
+    import _heapq as heapq
+    import _signal as signal
 
 _READ = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 _WRITE = select.EPOLLOUT | select.EPOLLERR | select.EPOLLHUP

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
-import signal
-from functools import partial
 from time import monotonic
 
 from ..programs import terminal
-from .kernel import Fork, Kills
+from . import jsontext
+from .kernel import Kills
 from .spool import Spool
-from .supervisor import become, end_below, supervise
+from .start import start
+from .supervisor import end_below
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable, Mapping
+    from functools import partial
     from typing import Any
 
     from .loop import Loop, Timer
+    from .start import Place
+else:
+    import _signal as signal
+    from _functools import partial
 
 CHUNK = 256 * 1024
 STREAMS = ("stdout", "stderr", "channel")
@@ -30,6 +35,8 @@ LIVE = 256
 _STUCK_S = 2.0
 """A supervisor that was told to end its tree and has not after this time is ended itself."""
 _PIPE = 1 << 20
+_REST_S = 0.05
+"""How long after a clearing the next interpreter begins: a call that follows at once does not wait for two."""
 _AHEAD, _KEPT = 1 << 20, 4 << 20
 """Bytes that a program which waits may be ahead of its reader, and bytes that are kept.
 
@@ -44,26 +51,6 @@ class Refused(Exception):
     def __init__(self, kind: str, text: str, **more: object) -> None:
         super().__init__(text)
         self.kind, self.text, self.more = kind, text, more
-
-
-class Place:
-    """The surroundings of programs: the settings that they all share."""
-
-    def __init__(self, settings: Mapping[str, Any], bundle: str, files: tuple[int, int], fork: Fork) -> None:
-        self.fork = fork
-        self.ways: Callable[[], list[int]] = list
-        """Gives the processes that join the host to the agent: a program that clears the sandbox spares them."""
-        self.env: dict[str, str] = dict(settings.get("env") or {})
-        self.python: str = settings["python"]
-        self.bundle = bundle
-        self.user: tuple[int, int] | None = tuple(settings["user"]) if settings.get("user") else None
-        self.single = bool(settings.get("single"))
-        self.spool: str = settings["spool"]
-        self.timeout_ms: int = settings["timeout_ms"]
-        self.cwd: str = settings["cwd"]
-        self.files = files
-        self.direct = os.getpid() == 1
-        """Whether programs are children of the agent: nobody inside can end pid 1, but any process beside it."""
 
 
 class Program:
@@ -108,43 +95,15 @@ class Program:
 
     def _launch(self, place: Place, order: Mapping[str, Any], request: int) -> None:
         """Starts supervisor and program. Raises Refused where no process or descriptor is to be had."""
-        theirs: list[int] = []
-        pipes: dict[str, int] = {}
-        inputs = [-1]
+        guest = request >= 0 and not order.get("clear")
         try:
-            nothing = os.open(os.devnull, os.O_RDONLY)
-            theirs.append(nothing)
-            out = _output(pipes, theirs, "stdout")
-            error = out if request >= 0 else _output(pipes, theirs, "stderr")
-            kept: tuple[int, ...] = ()
-            argv, stdin = order.get("args", ()), nothing
-            if request >= 0:
-                channel = _output(pipes, theirs, "channel")
-                kept = (request, channel)
-                argv = (place.python, "-I", place.bundle, "call", f"fd:{request}", f"fd:{channel}")
-                if ways := place.ways():
-                    argv += (",".join(map(str, ways)),)
-            elif order.get("stdin") or self._on_terminal:
-                stdin, inputs[0] = os.pipe()
-                theirs.append(stdin)
-                os.set_blocking(inputs[0], False)
-            ends = (-1, -1)
-            if not place.direct:
-                leash, pipes["leash"] = os.pipe()
-                pipes["report"], report = os.pipe()
-                ends = leash, report
-                theirs += ends
-            pid = place.fork()
-            if pid == 0:
-                _child(place, argv, order, (stdin, out, error), kept, ends)
-        except OSError as error_:
-            for fd in (*pipes.values(), *(fd for fd in inputs if fd >= 0)):
-                os.close(fd)
-            raise Refused("busy", f"no process can be started: {error_.strerror}") from None
-        finally:
-            for fd in theirs:
-                os.close(fd)
-        self.pid, self._stdin = pid, inputs[0]
+            started = place.spare.take(request) if guest else None
+            if started is None:
+                place.spare.end()
+                started = start(place, order, request)
+        except OSError as error:
+            raise Refused("busy", f"no process can be started: {error.strerror}") from None
+        self.pid, self._stdin, pipes = started.pid, started.stdin, started.pipes
         self._leash, self._report = pipes.pop("leash", -1), pipes.pop("report", -1)
         self._pipes = pipes
         for name, fd in pipes.items():
@@ -238,7 +197,7 @@ class Program:
         if not self._report_text:
             self._await_supervisor()
             self._sweep()
-        self._over(json.loads(self._report_text or b"{}"))
+        self._over(jsontext.decode(self._report_text or b"{}"))
 
     def _over(self, told: Mapping[str, Any]) -> None:
         """Takes what is left of the output, and tells the ending."""
@@ -367,32 +326,6 @@ class Program:
             spool.drop()
 
 
-def _output(pipes: dict[str, int], theirs: list[int], name: str) -> int:
-    pipes[name], end = os.pipe()
-    theirs.append(end)
-    return end
-
-
-def _child(
-    place: Place,
-    argv: tuple[str, ...],
-    order: Mapping[str, Any],
-    stdio: tuple[int, int, int],
-    kept: tuple[int, ...],
-    ends: tuple[int, int],
-) -> None:
-    """Becomes the program, or its supervisor."""
-    try:
-        env = {**place.env, **order.get("env", {})}
-        cwd = order.get("cwd") or place.cwd
-        if place.direct:
-            become(argv, env, cwd, stdio, kept, place.user, place.files, order.get("terminal"))
-        size = order.get("terminal")
-        supervise(argv, env, cwd, stdio, kept, *ends, place.user, place.single, place.files, size)
-    finally:
-        os._exit(1)
-
-
 class Programs:
     """All programs of a sandbox, by the host's ids."""
 
@@ -425,8 +358,18 @@ class Programs:
             raise Refused("busy", f"{LIVE} programs are running in this sandbox")
         program = Program(self._loop, self._place, order, request, self._kills, self._sweep)
         self._by_id[program.id] = program
+        if order.get("clear"):
+            program.watchers.add(self._rest)
         self._trim()
         return program
+
+    def _rest(self) -> None:
+        self._loop.after(_REST_S, self.make_ahead)
+
+    def make_ahead(self) -> None:
+        """Begins the interpreter of the next guest while no program runs."""
+        if not self.closed and all(program.pid == 0 for program in self):
+            self._place.spare.begin()
 
     def _trim(self) -> None:
         ended = [p for p in self if p.ended is not None and not p.spools["stdout"].dropped]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
-import socket
 
 from .channel import Channel, Exchange
 from .programs import CHUNK, Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
+    import socket
     from collections.abc import Callable
     from typing import NoReturn
 
     from .loop import Loop
+else:
+    import _signal as signal
+    import _socket as socket
 
 _LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 _HANGING_S = 5.0

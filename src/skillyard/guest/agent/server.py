@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from itertools import islice
 from struct import Struct
 from time import monotonic
@@ -11,19 +10,23 @@ from time import monotonic
 from ..programs.terminal import fits
 from .channel import Channel, Exchange
 from .loop import Loop
-from .programs import STREAMS, Place, Program, Programs, Refused, raise_files, spent
+from .programs import STREAMS, Program, Programs, Refused, raise_files, spent
 from .relay import Forward, Workers
+from .start import Place
 from .supervisor import end_others
 from .way_out import WaysOut
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Mapping
     from resource import struct_rusage
     from typing import Any
 
     from .kernel import Fork
     from .loop import Timer
+else:
+    import _socket as socket
 
 CHANNELS = 16
 _PEER, _PEER_BYTES = Struct("i"), 12
@@ -54,6 +57,8 @@ class Agent:
         self._lease: Timer | None = None
         self._renew()
         self._place.ways = lambda: [channel.peer for channel in self._channels if channel.known and channel.peer]
+        if settings["ahead"]:
+            self._programs.make_ahead()
         self.on_lost: Callable[[], object] | None = None
 
     def listen(self, listener: socket.socket) -> None:
@@ -72,7 +77,7 @@ class Agent:
 
     def _accept(self, listener: socket.socket) -> None:
         try:
-            connection, _ = listener.accept()
+            fd, _ = listener._accept()  # type: ignore[attr-defined]  # accept() is of the package socket
         except BlockingIOError:
             return
         except OSError:  # no descriptor is to be had: the connection waits, and would be announced at once again
@@ -81,6 +86,7 @@ class Agent:
             return
         if len(self._channels) >= CHANNELS:
             self._make_room()
+        connection = socket.socket(fileno=fd)
         (peer,) = _PEER.unpack_from(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_BYTES))
         self.serve(connection.detach(), peer)
 
@@ -180,6 +186,7 @@ class Agent:
             self._ending = True
             self._programs.end()
             self._workers.end()
+            self._place.spare.end()
             self.loop.after(_GENTLE_S, self._sweep_all)
             self.loop.after(_LAST_S, self._leave)
         self._perhaps_leave()
@@ -209,6 +216,8 @@ class Agent:
 
     def _reaped(self, pid: int, status: int, used: struct_rusage) -> None:
         known = self._workers.reaped(pid) or self._programs.reaped(pid, status, used)
+        if self._place.spare.reaped(pid):
+            known, status = True, 0
         if not self._place.direct and not (known and status == 0):
             self._sweep()
         if self._ending:
@@ -223,7 +232,7 @@ class Agent:
         programs = self._programs.pids()
         if self._place.direct and programs:
             return
-        if not end_others(programs | self._workers.pids()):
+        if not end_others(programs | self._workers.pids() | self._place.spare.pids()):
             self.loop.after(_GENTLE_S / 10, self._sweep)
 
 

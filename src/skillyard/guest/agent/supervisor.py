@@ -7,41 +7,30 @@ when the agent lets go of the leash, or dies.
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import select
-import signal
 
 from ..programs import terminal
+from . import jsontext
 from .kernel import be_subreaper, no_new_privileges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    import signal
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import NoReturn
+else:
+    import _signal as signal
 
 _ROUND_MS = 2
 _ROUNDS = 500
 
 
-def supervise(
-    argv: Sequence[str],
-    env: Mapping[str, str],
-    cwd: str,
-    stdio: tuple[int, int, int],
-    kept: Sequence[int],
-    leash: int,
-    report: int,
-    user: tuple[int, int] | None,
-    single: bool,
-    files: tuple[int, int],
-    size: tuple[int, int] | None = None,
-) -> NoReturn:
-    """Runs a program in this child of the agent.
+def supervise(program: Callable[[], NoReturn], leash: int, report: int, *, single: bool) -> NoReturn:
+    """Runs a program in a child of this child of the agent.
 
-    ``kept`` are descriptors that the program keeps, ``files`` its limit of descriptors. With ``single`` the end is told
-    when nothing of the tree is left.
+    With ``single`` the end is told when nothing of the tree is left.
     """
     be_subreaper()
     wake, waker = os.pipe()
@@ -50,7 +39,7 @@ def supervise(
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     leader = os.fork()
     if leader == 0:
-        become(argv, env, cwd, stdio, kept, user, files, size)
+        program()
     _close_others({leash, report, wake, waker})
     poll = select.poll()
     poll.register(leash, select.POLLIN)
@@ -85,28 +74,16 @@ def become(
     files: tuple[int, int],
     size: tuple[int, int] | None = None,
 ) -> NoReturn:
-    """Turns this child into the program, on a terminal of ``size`` where one is given."""
+    """Turns this child into the program, on a terminal of ``size`` where one is given.
+
+    ``kept`` are descriptors that it keeps, ``files`` its limit of descriptors.
+    """
     try:
-        signal.set_wakeup_fd(-1)
         for number in range(1, signal.NSIG):
             if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not None:
                 signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.setsid()
-        high = [os.dup(fd) for fd in stdio]
-        for number, fd in enumerate(high):
-            os.dup2(fd, number)
-        _close_others({0, 1, 2, *kept})
-        for fd in kept:
-            os.set_inheritable(fd, True)
-        resource.setrlimit(resource.RLIMIT_NOFILE, files)
-        if user is not None:
-            os.setgroups([])
-            os.setgid(user[1])
-            os.setuid(user[0])
-        no_new_privileges()
-        os.umask(0o022)
-        os.chdir(cwd)
+        settle(cwd, stdio, kept, user, files)
         if size is not None:
             terminal.run(*size, lambda: _execute(argv, env))
         _execute(argv, env)
@@ -127,6 +104,28 @@ def _fail(name: str, failure: OSError | ValueError) -> NoReturn:
     text = f"{name}: {getattr(failure, 'strerror', None) or failure}\n"
     os.write(2, text.encode("utf-8", "replace"))
     os._exit(126 if isinstance(failure, PermissionError) else 127)
+
+
+def settle(
+    cwd: str, stdio: Sequence[int], kept: Sequence[int], user: tuple[int, int] | None, files: tuple[int, int]
+) -> None:
+    """Gives this child all that a program has, but for signals and variables. Raises OSError."""
+    signal.set_wakeup_fd(-1)
+    os.setsid()
+    high = [os.dup(fd) for fd in stdio]
+    for number, fd in enumerate(high):
+        os.dup2(fd, number)
+    _close_others({0, 1, 2, *kept})
+    for fd in kept:
+        os.set_inheritable(fd, True)
+    resource.setrlimit(resource.RLIMIT_NOFILE, files)
+    if user is not None:
+        os.setgroups([])
+        os.setgid(user[1])
+        os.setuid(user[0])
+    no_new_privileges()
+    os.umask(0o022)
+    os.chdir(cwd)
 
 
 def _close_others(kept: set[int]) -> None:
@@ -156,7 +155,7 @@ def _tell(report: int, status: int | None) -> None:
     if report >= 0:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         told = {"status": status, "cpu_ms": (used.ru_utime + used.ru_stime) * 1000, "rss": used.ru_maxrss * 1024}
-        os.write(report, json.dumps(told).encode())
+        os.write(report, jsontext.encode(told))
 
 
 def end_tree(leader: int) -> None:

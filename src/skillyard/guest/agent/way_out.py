@@ -8,9 +8,7 @@ channel is lost its connections end, and the next one takes those that came mean
 from __future__ import annotations
 
 import errno
-import socket
 import struct
-from collections import deque
 
 from . import wire
 from .programs import Refused
@@ -18,8 +16,14 @@ from .relay import Relay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
+    from collections import deque
+
     from .channel import Channel
     from .loop import Loop, Timer
+else:
+    import _socket as socket
+    from _collections import deque
 
 _BACKLOG = 128
 _CROWDED_S = 0.1
@@ -49,7 +53,9 @@ class WaysOut:
         if len(self._doors) >= self.MOST:
             raise Refused("busy", f"{self.MOST} ports are listened on")
         try:
-            sock = socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
+            from socket import create_server  # which most agents never need
+
+            sock = create_server(("127.0.0.1", port), backlog=_BACKLOG)
         except OSError as error:
             raise Refused("taken", f"port {port} of the sandbox cannot be had: {error.strerror or error}") from None
         self._doors[port] = Listener(self._loop, sock)

@@ -17,13 +17,15 @@ from __future__ import annotations
 import errno
 import os
 import select
-import signal
 import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable
     from typing import NoReturn
+else:
+    import _signal as signal  # the module signal takes longer than an agent may begin
 
 DATA, SIZE, END = b"D", b"W", b"E"
 MOST_SIDE = 0xFFFF

@@ -39,7 +39,7 @@ from skillyard.sandbox.e2b.order import ARCHIVE, LEASE_S, lacking, order, pack
 from skillyard.sandbox.e2b.probe import LOOK, NAME, WITHOUT, absent, judge
 from skillyard.sandbox.e2b.provider import ROOT, KeyStore, Machine, Provider, unknown
 from skillyard.sandbox.e2b.template import guest_name, stage_source
-from skillyard.sandbox.guest_argv import guest_bundle
+from skillyard.sandbox.guest_argv import bytecode, guest_bundle
 from skillyard.sandbox.native.probe import look_inside
 from skillyard.sandbox.registry import Kind, Place
 from skillyard.sandbox.secret_file import secret_of
@@ -237,7 +237,10 @@ class E2bBackend:
         if known["stage"] == hashlib.sha256(stage_source()).hexdigest():
             source = f"{stage.BAKED}/stage.py"
         else:
-            uploads[source] = stage_source()
+            script = stage_source()
+            if known["python"] == [*sys.version_info[:2]]:  # it need not be compiled there
+                source, script = f"{source}c", bytecode("stage.py", script)
+            uploads[source] = script
         if guest_name() not in known["guests"]:
             guest = f"{stage.ROOT}/{guest_name()}.pyz"
             uploads[guest] = guest_bundle()
@@ -248,7 +251,7 @@ class E2bBackend:
                 packed.seek(0)
                 await self._upload(machine, ARCHIVE, packed)
         await asyncio.gather(*(self._upload(machine, path, data) for path, data in uploads.items()))
-        channel = await CommandChannel.open(self._provider, machine, f"exec python3 -I -S {source} start")
+        channel = await CommandChannel.open(self._provider, machine, f"exec python3 -I -S {source} start {guest}")
         try:
             told = await _started(channel, json.dumps(given).encode())
         except BaseException:

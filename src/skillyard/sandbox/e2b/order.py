@@ -12,6 +12,7 @@ from typing import IO, Any
 from skillyard.domain.errors import SandboxFault
 from skillyard.domain.sandbox.content import Content, HostDirectory
 from skillyard.domain.sandbox.spec import Owner, SandboxSpec
+from skillyard.guest.command import START
 from skillyard.sandbox.content import bound
 from skillyard.sandbox.e2b import stage
 from skillyard.sandbox.native.inside.walls import HOSTNAME, MASKED_DIRECTORIES, MASKED_FILES
@@ -43,6 +44,7 @@ def order(spec: SandboxSpec, key: str, guest: str, processors: int) -> dict[str,
     packages = spec.environment.packages
     return {
         "agent": agent,
+        "start": START,
         "uid": UID,
         "host": HOSTNAME,
         "guest": guest,

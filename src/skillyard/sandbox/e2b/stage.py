@@ -6,34 +6,32 @@ privileges; its socket and the ends of its channels are outside, where foreign c
 as it is, so it imports the standard library only::
 
     python3 -I -S stage.py look          tell what the machine has, as one JSON object; fail where a tool is missing
-    python3 -I -S stage.py start         make the sandbox that standard input describes and tell so in one line; then
-                                         be the end of the first channel to its agent
+    python3 -I -S stage.py start GUEST   make the sandbox that standard input describes and tell so in one line; then
+                                         be the end of the first channel to its agent. GUEST is the file of its guest
 
 The description is JSON behind its length, which has eight hexadecimal digits. Every start of a sandbox waits for these
-imports, so there are few.
+imports, so there are few: of the standard library those that are written in C, and the agent's own reader of JSON.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
 import os
-import site
-import socket
 import sys
-from pathlib import Path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import socket
+    from collections.abc import Iterable, Iterator
     from typing import Any
+else:
+    import _socket as socket
 
-ROOT = Path("/run/skillyard")
+ROOT = "/run/skillyard"
 """Everything of ours that is made in a machine."""
-BAKED = Path("/opt/skillyard")
+BAKED = "/opt/skillyard"
 """Everything of ours that a template brings along."""
-SOCKET = ROOT / "agent.sock"
-AGENT = ROOT / "guest.pyz"
+SOCKET = f"{ROOT}/agent.sock"
+AGENT = f"{ROOT}/guest.pyz"
 """The guest of the agent that runs, whatever this file is later."""
 PLACES = {"workspace": "/workspace", "tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108 - of the sandbox
 GUEST = "/run/guest.pyz"
@@ -43,7 +41,7 @@ _HEAD = 8
 _ETC = ("ssl", "ca-certificates", "alternatives", "ld.so.cache", "localtime", "mime.types")
 _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
 _DEBIAN = "/usr/lib/python3/dist-packages"
-_GROUPS = Path("/sys/fs/cgroup")
+_GROUPS = "/sys/fs/cgroup"
 _MIB = 1 << 20
 _FILES_PER_MB = 1024
 
@@ -53,16 +51,31 @@ def main(arguments: list[str]) -> int:
     try:
         if arguments == ["look"]:
             told = machine()
-        elif arguments == ["start"]:
-            told = _made(json.loads(_read(int(_read(_HEAD), 16))))
+        elif arguments[:1] == ["start"] and len(arguments) == 2:
+            told = made(inside(arguments[1], "jsontext").decode(_read(int(_read(_HEAD), 16))))
         else:
-            raise ValueError("usage: stage.py look | start")
-    except (OSError, ValueError, KeyError) as error:
+            raise ValueError("usage: stage.py look | start GUEST")
+    except (ImportError, OSError, ValueError, KeyError) as error:
         told = {"error": f"{type(error).__name__}: {error}"[:500]}
-    print(json.dumps(told), flush=True)  # noqa: T201 - this is the answer
+    os.write(1, _encoded(told, arguments) + b"\n")
     if "error" in told or told.get("missing"):
         return 1
-    return _channel() if arguments == ["start"] else 0
+    return _channel() if arguments[0] == "start" else 0
+
+
+def inside(guest: str, name: str) -> Any:
+    """Returns a module of the agent in a guest. Raises ImportError."""
+    if guest not in sys.path:
+        sys.path.insert(0, guest)
+    return __import__(f"skillyard_guest.agent.{name}", fromlist=("main",))
+
+
+def _encoded(told: dict[str, Any], arguments: list[str]) -> bytes:
+    if "pid" in told:
+        return bytes(inside(arguments[1], "jsontext").encode(told))
+    import json  # which takes longer than all else here
+
+    return json.dumps(told).encode()
 
 
 def _read(size: int) -> bytes:
@@ -77,35 +90,48 @@ def _read(size: int) -> bytes:
 
 def _channel() -> int:
     """Joins standard input and output to the agent: the end of the first channel."""
-    (ROOT / "channel.pid").write_text(str(os.getpid()))
-    sys.path.insert(0, str(AGENT))
-    agent = importlib.import_module("skillyard_guest.agent.command")
-    return int(agent.main(["text", str(SOCKET)], str(AGENT)))
+    _write(f"{ROOT}/channel.pid", os.getpid())
+    return int(inside(AGENT, "command").main(["text", SOCKET], AGENT))
 
 
 def machine() -> dict[str, Any]:
     """Returns an account of the machine."""
-    stage = BAKED / "stage.py"
+    stage = f"{BAKED}/stage.py"
     return {
         "missing": _missing(),
         "root": os.geteuid() == 0,
-        "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "boot": _text("/proc/sys/kernel/random/boot_id").strip(),
         "release": os.uname().release,
         "machine": os.uname().machine,
         "python": list(sys.version_info[:2]),
         "memory_mb": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _MIB,
         "processors": len(os.sched_getaffinity(0)),
-        "spaces": {path.name: str(path.readlink()) for path in Path("/proc/self/ns").iterdir()},
-        "stage": _digest(stage) if stage.exists() else "",
-        "guests": sorted(path.stem for path in BAKED.glob("guests/*.pyz")),
-        "content": sorted(path.name for path in BAKED.glob("content/*")),
+        "spaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")},
+        "stage": _digest(stage) if os.path.exists(stage) else "",
+        "guests": [name.removesuffix(".pyz") for name in _listed(f"{BAKED}/guests") if name.endswith(".pyz")],
+        "content": _listed(f"{BAKED}/content"),
     }
 
 
-def _digest(path: Path) -> str:
+def _listed(directory: str) -> list[str]:
+    return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+
+
+def _digest(path: str) -> str:
     import hashlib  # its library takes long to load, where nothing else needs it
 
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _write(path: str, value: object) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(str(value))
 
 
 def _missing() -> list[str]:
@@ -113,24 +139,18 @@ def _missing() -> list[str]:
     return [tool for tool in TOOLS if not any(os.access(f"{place}/{tool}", os.X_OK) for place in places)]
 
 
-def start(at: Path) -> dict[str, Any]:
+def made(order: dict[str, Any]) -> dict[str, Any]:
     """Makes the sandbox of an order; returns the agent's process and the limits in force.
 
     Raises ValueError.
     """
-    order = json.loads(at.read_text())
-    at.unlink()
-    return _made(order)
-
-
-def _made(order: dict[str, Any]) -> dict[str, Any]:
     if missing := _missing():
         raise ValueError(f"the template lacks {', '.join(missing)}")
     if order["filters"].get(os.uname().machine) is None:
         raise ValueError(f"no filter of system calls is known for {os.uname().machine}")
-    ROOT.mkdir(mode=0o755, parents=True, exist_ok=True)
+    os.makedirs(ROOT, 0o755, exist_ok=True)
     _unpack(order)
-    AGENT.symlink_to(order["guest"])
+    os.symlink(order["guest"], AGENT)
     groups = _group(order["group"])
     _make_places(order)
     return {"pid": _launch(order, groups), "groups": sorted(groups)}
@@ -138,9 +158,9 @@ def _made(order: dict[str, Any]) -> dict[str, Any]:
 
 def _unpack(order: dict[str, Any]) -> None:
     """Unpacks what was uploaded: each below the digest of its content."""
-    archive, into = ROOT / "content.tar", ROOT / "content"
-    into.mkdir(mode=0o755, exist_ok=True)
-    if archive.exists():
+    archive, into = f"{ROOT}/content.tar", f"{ROOT}/content"
+    os.makedirs(into, 0o755, exist_ok=True)
+    if os.path.exists(archive):
         import tarfile  # most sandboxes do not wait for it
 
         try:
@@ -150,33 +170,34 @@ def _unpack(order: dict[str, Any]) -> None:
                 packed.extractall(into)  # noqa: S202 - it is made by our server, of content that was checked
         except tarfile.TarError as error:
             raise ValueError(f"the content is damaged: {error}") from None
-        archive.unlink()
+        os.unlink(archive)
     for source, *_ in order["mounts"]:
         _content(source)
 
 
 def _content(name: str) -> str:
     """Returns the place of a content. Raises ValueError where it did not come."""
-    for place in (BAKED / "content" / name, ROOT / "content" / name):
-        if place.exists():
-            return str(place)
+    for place in (f"{BAKED}/content/{name}", f"{ROOT}/content/{name}"):
+        if os.path.exists(place):
+            return place
     raise ValueError(f"the content {name} did not come")
 
 
-def _group(wanted: dict[str, Any]) -> dict[str, Path]:
+def _group(wanted: dict[str, Any]) -> dict[str, str]:
     """Makes control groups with limits; returns those that could be made, by limit."""
-    found: dict[str, Path] = {}
-    if (_GROUPS / "cgroup.controllers").exists():
-        group = _GROUPS / "skillyard"
+    found: dict[str, str] = {}
+    if os.path.exists(f"{_GROUPS}/cgroup.controllers"):
+        group = f"{_GROUPS}/skillyard"
         limits = {
             "memory": {"memory.max": wanted["memory"], "memory.swap.max": 0, "memory.oom.group": 0},
             "pids": {"pids.max": wanted["pids"]},
             "cpus": {"cpu.max": f"{int(wanted['cpus'] * 100_000)} 100000"},
         }
         for name, controller in (("memory", "memory"), ("pids", "pids"), ("cpus", "cpu")):
-            if _written(_GROUPS / "cgroup.subtree_control", f"+{controller}"):
-                group.mkdir(exist_ok=True)
-                if all(_written(group / key, value) or key == "memory.swap.max" for key, value in limits[name].items()):
+            if _written(f"{_GROUPS}/cgroup.subtree_control", f"+{controller}"):
+                os.makedirs(group, exist_ok=True)
+                given = limits[name].items()
+                if all(_written(f"{group}/{key}", value) or key == "memory.swap.max" for key, value in given):
                     found[name] = group
         return found
     settings = {
@@ -185,19 +206,19 @@ def _group(wanted: dict[str, Any]) -> dict[str, Path]:
         "cpus": ("cpu", {"cfs_period_us": 100_000, "cfs_quota_us": int(wanted["cpus"] * 100_000)}),
     }
     for name, (controller, values) in settings.items():
-        group = _GROUPS / controller / "skillyard"
+        group = f"{_GROUPS}/{controller}/skillyard"
         try:
-            group.mkdir(exist_ok=True)
+            os.makedirs(group, exist_ok=True)
         except OSError:
             continue
-        if all(_written(group / f"{controller}.{key}", value) or "memsw" in key for key, value in values.items()):
+        if all(_written(f"{group}/{controller}.{key}", value) or "memsw" in key for key, value in values.items()):
             found[name] = group
     return found
 
 
-def _written(file: Path, value: object) -> bool:
+def _written(file: str, value: object) -> bool:
     try:
-        file.write_text(str(value))
+        _write(file, value)
     except OSError:
         return False
     return True
@@ -206,16 +227,16 @@ def _written(file: Path, value: object) -> bool:
 def _make_places(order: dict[str, Any]) -> None:
     """Makes the writable places, in one file system of a fixed size, and files of /etc."""
     uid, size = order["uid"], order["disk_mb"]
-    places, etc = ROOT / "places", ROOT / "etc"
+    places, etc = f"{ROOT}/places", f"{ROOT}/etc"
     for directory in (places, etc):
-        directory.mkdir(mode=0o755, exist_ok=True)
+        os.makedirs(directory, 0o755, exist_ok=True)
     options = f"size={size}m,nr_inodes={max(4096, size * _FILES_PER_MB)},mode=0755,nosuid,nodev"
-    mount = os.posix_spawnp("mount", ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(places)], _ENVIRONMENT)
+    mount = os.posix_spawnp("mount", ["mount", "-t", "tmpfs", "-o", options, "tmpfs", places], _ENVIRONMENT)
     if status := os.waitpid(mount, 0)[1]:
         raise OSError(f"mount ended with status {os.waitstatus_to_exitcode(status)}")
     for name in PLACES:
-        (places / name).mkdir(mode=0o700)
-        os.chown(places / name, uid, uid)
+        os.mkdir(f"{places}/{name}", 0o700)
+        os.chown(f"{places}/{name}", uid, uid)
     files = {
         "passwd": f"sandbox:x:{uid}:{uid}::/workspace:/bin/sh\n",
         "group": f"sandbox:x:{uid}:\n",
@@ -223,41 +244,38 @@ def _make_places(order: dict[str, Any]) -> None:
         "nothing": "",
     }
     for name, text in files.items():
-        (etc / name).write_text(text)
-        (etc / name).chmod(0o444)
+        _write(f"{etc}/{name}", text)
+        os.chmod(f"{etc}/{name}", 0o444)
 
 
-def _launch(order: dict[str, Any], groups: dict[str, Path]) -> int:
+def _launch(order: dict[str, Any], groups: dict[str, str]) -> int:
     """Starts the agent as process 1 of its sandbox; returns its process id in the machine."""
     machine = os.uname().machine
     told, info = os.pipe()
     settings = order["agent"] | {"filters": order["filters"][machine]}
-    with (
-        socket.socket(socket.AF_UNIX) as listener,
-        (ROOT / "settings").open("w+b") as said,
-        (ROOT / "log").open("wb") as log,
-        os.fdopen(told, "rb") as telling,
-    ):
-        usual = os.umask(0o177)
-        listener.bind(str(SOCKET))
-        os.umask(usual)
-        listener.listen(16)
-        (ROOT / "settings").unlink()
-        said.write(json.dumps(settings).encode() + b"\n")
+    listener = socket.socket(socket.AF_UNIX)
+    usual = os.umask(0o177)
+    listener.bind(SOCKET)
+    os.umask(usual)
+    listener.listen(16)
+    with open(f"{ROOT}/settings", "w+b") as said, open(f"{ROOT}/log", "wb") as log, os.fdopen(told, "rb") as telling:
+        os.unlink(f"{ROOT}/settings")
+        said.write(inside(AGENT, "jsontext").encode(settings) + b"\n")
         said.seek(0)
-        agent = [sys.executable, "-I", "-S", GUEST, "agent", "listen", f"fd:{listener.fileno()}"]
+        agent = [sys.executable, "-I", "-S", "-c", order["start"], GUEST, "agent", "listen", f"fd:{listener.fileno()}"]
         words = [*_words(order, groups, info), "--", *_become(order["uid"]), *agent]
         given = {0: said.fileno(), 1: os.open(os.devnull, os.O_WRONLY), 2: log.fileno()}
         _apart(words, sorted(set(groups.values())), given, (listener.fileno(), info))
         os.close(info)
+        listener.close()
         text = telling.read()
     try:
-        return int(json.loads(text)["child-pid"])
+        return int(inside(AGENT, "jsontext").decode(text)["child-pid"])
     except ValueError:
-        raise ValueError(f"bubblewrap failed: {(ROOT / 'log').read_text('utf-8', 'replace')[:300]}") from None
+        raise ValueError(f"bubblewrap failed: {_text(f'{ROOT}/log')[:300]}") from None
 
 
-def _apart(words: list[str], groups: list[Path], given: dict[int, int], kept: tuple[int, ...]) -> None:
+def _apart(words: list[str], groups: Iterable[str], given: dict[int, int], kept: tuple[int, ...]) -> None:
     """Starts a command in control groups and a session of its own, as an orphan."""
     if child := os.fork():
         os.waitpid(child, 0)
@@ -266,17 +284,17 @@ def _apart(words: list[str], groups: list[Path], given: dict[int, int], kept: tu
         os.setsid()
         if os.fork() == 0:
             for group in groups:
-                (group / "cgroup.procs").write_text("0")
+                _write(f"{group}/cgroup.procs", 0)
             for number, opened in given.items():
                 os.dup2(opened, number)
             for opened in kept:
                 os.set_inheritable(opened, True)
-            os.execvpe(words[0], words, _ENVIRONMENT)  # noqa: S606
+            os.execvpe(words[0], words, _ENVIRONMENT)
     finally:
         os._exit(0)
 
 
-def _words(order: dict[str, Any], groups: dict[str, Path], info: int) -> Iterator[str]:
+def _words(order: dict[str, Any], groups: dict[str, str], info: int) -> Iterator[str]:
     """Yields the command line of bubblewrap up to the program."""
     yield from ("bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
     yield from ("--hostname", order["host"], "--as-pid-1", "--clearenv", "--cap-drop", "ALL")
@@ -290,9 +308,9 @@ def _words(order: dict[str, Any], groups: dict[str, Path], info: int) -> Iterato
             yield from (*_parents(alias), "--symlink", target, alias)
     yield from _bind(order["guest"], GUEST)
     for group in sorted(set(groups.values())):
-        yield from _bind(str(group), str(group.parent))
+        yield from _bind(group, os.path.dirname(group))
     for name, target in PLACES.items():
-        yield from ("--bind", str(ROOT / "places" / name), target)
+        yield from ("--bind", f"{ROOT}/places/{name}", target)
     yield from ("--tmpfs", "/dev/pts", "--remount-ro", "/dev/pts", "--remount-ro", "/dev", "--remount-ro", "/")
     yield from ("--chdir", "/", "--info-fd", str(info))
 
@@ -305,31 +323,33 @@ def _become(uid: int) -> list[str]:
 def _system(order: dict[str, Any]) -> Iterator[str]:
     yield from ("--ro-bind", "/usr", "/usr")
     for name in ("bin", "sbin", "lib", "lib64"):
-        if Path("/", name).is_symlink():
+        if os.path.islink(f"/{name}"):
             yield from ("--symlink", f"usr/{name}", f"/{name}")
-        elif Path("/", name).exists():
+        elif os.path.exists(f"/{name}"):
             yield from ("--ro-bind", f"/{name}", f"/{name}")
     yield from ("--perms", "0755", "--dir", "/etc")
     for name in _ETC:
         yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
     for name in ("passwd", "group", "hosts"):
-        yield from ("--ro-bind", str(ROOT / "etc" / name), f"/etc/{name}")
+        yield from ("--ro-bind", f"{ROOT}/etc/{name}", f"/etc/{name}")
     if not sys.base_prefix.startswith("/usr"):
         yield from _bind(sys.base_prefix, sys.base_prefix)
     yield from ("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev")
     for name in order["masked_files"]:
-        if Path("/proc", name).exists():
-            yield from ("--ro-bind", str(ROOT / "etc" / "nothing"), f"/proc/{name}")
+        if os.path.exists(f"/proc/{name}"):
+            yield from ("--ro-bind", f"{ROOT}/etc/nothing", f"/proc/{name}")
     for name in order["masked_directories"]:
-        if Path("/proc", name).is_dir():
+        if os.path.isdir(f"/proc/{name}"):
             yield from ("--tmpfs", f"/proc/{name}", "--remount-ro", f"/proc/{name}")
 
 
 def _packages(name: str) -> Iterator[str]:
     """Shows the packages of the sandbox in the place of the interpreter's own."""
-    first, *others = [directory for directory in site.getsitepackages() if Path(directory).is_dir()]
+    import site
+
+    first, *others = [directory for directory in site.getsitepackages() if os.path.isdir(directory)]
     for directory in {*others, _DEBIAN} - {first}:
-        if Path(directory).is_dir():
+        if os.path.isdir(directory):
             yield from ("--tmpfs", directory, "--remount-ro", directory)
     if name:
         yield from ("--ro-bind", _content(name), first)
@@ -343,8 +363,10 @@ def _bind(source: str, target: str) -> Iterator[str]:
 
 def _parents(target: str) -> Iterator[str]:
     """Yields the parents, which bubblewrap would close where those of the source are closed."""
-    for parent in reversed(Path(target).parents[:-1]):
-        yield from ("--perms", "0755", "--dir", str(parent))
+    at = ""
+    for name in target.strip("/").split("/")[:-1]:
+        at = f"{at}/{name}"
+        yield from ("--perms", "0755", "--dir", at)
 
 
 if __name__ == "__main__":

@@ -11,18 +11,20 @@ from __future__ import annotations
 import errno
 import fcntl
 import io
-import json
 import os
 import select
-import signal
-import socket
 import sys
 
 from skillyard.sandbox.e2b import stage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
+    import socket
     from typing import Any, NoReturn
+else:
+    import _signal as signal
+    import _socket as socket
 
 BANNER = b"skillyard channel\n"
 CHANNEL = "skillyard.channel"
@@ -31,6 +33,7 @@ _BUSYBOX = "/run/machine/busybox"
 _PIECE = 64 * 1024
 _LOOK_MS = 500
 _MOST_ORDER = 16 << 20
+_GUEST = "/run/machine/guest.pyz"
 
 
 def main() -> NoReturn:
@@ -38,10 +41,7 @@ def main() -> NoReturn:
     try:
         order = _order()
         _content(int(order["archive"]))
-        stage.ROOT.mkdir(mode=0o755, exist_ok=True)
-        at = stage.ROOT / "order.json"
-        at.write_text(json.dumps(order))
-        told = stage.start(at) | stage.machine()
+        told = stage.made(order) | stage.machine()
         agent = os.pidfd_open(told["pid"])
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended children are nobody's
         _tell(told)
@@ -61,7 +61,7 @@ def _order() -> dict[str, Any]:
             raise ValueError("the order did not come whole")
         line += piece
     _tell({"taken": len(line)})
-    order = json.loads(line)
+    order = stage.inside(_GUEST, "jsontext").decode(line)
     if not isinstance(order, dict):
         raise ValueError("not an order")
     return order
@@ -69,10 +69,10 @@ def _order() -> dict[str, Any]:
 
 def _content(size: int) -> None:
     """Unpacks the content as it comes: each below the digest of it."""
-    into = stage.ROOT / "content"
-    into.mkdir(mode=0o755, parents=True, exist_ok=True)
     if not size:
         return
+    into = f"{stage.ROOT}/content"
+    os.makedirs(into, 0o755, exist_ok=True)
     import tarfile  # most sandboxes do not wait for it
 
     with os.fdopen(os.dup(0), "rb") as source, tarfile.open(fileobj=_Bounded(source, size), mode="r|") as packed:
@@ -95,7 +95,7 @@ class _Bounded(io.RawIOBase):
 
 
 def _tell(value: dict[str, Any]) -> None:
-    data = json.dumps(value).encode() + b"\n"
+    data = stage.inside(_GUEST, "jsontext").encode(value) + b"\n"
     while data:
         data = data[os.write(1, data) :]
 
@@ -161,7 +161,7 @@ class _Joint:
             return
         agent = socket.socket(socket.AF_UNIX)
         try:
-            agent.connect(str(stage.SOCKET))
+            agent.connect(stage.SOCKET)
             os.write(self._port, BANNER)
         except OSError:
             agent.close()

@@ -286,7 +286,7 @@ class OciBackend:
         around = Surroundings(
             *files, user, self._settings.runtime, self._processors, profile, self._is_podman, self._bounds_queues
         )
-        order = container.body(spec, image, around, labels, secret, packages)
+        order = container.body(spec, image, around, labels, secret, packages, ahead=ahead)
         name = self._home.name_of(key)
         try:
             made = await answered(self._engine.call("POST", "/containers/create", order, name=name))

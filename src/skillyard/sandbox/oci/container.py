@@ -10,6 +10,7 @@ from typing import Any
 from skillyard.domain.sandbox.spec import Owner, SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.sandbox.content import bound
+from skillyard.sandbox.guest_argv import guest_words
 from skillyard.sandbox.native.inside.walls import HOSTNAME, MASKED_DIRECTORIES, MASKED_FILES
 from skillyard.sandbox.oci import calls
 from skillyard.values import dataclass
@@ -19,7 +20,7 @@ GUEST = "/run/skillyard-guest.pyz"
 NAMES = "127.0.0.1 localhost sandbox\n::1 localhost\n"
 """The names of hosts inside: an engine without a network gives an empty file."""
 SOCKET = "@skillyard-agent"
-AGENT = ("python3", "-I", "-S", GUEST, "agent")
+AGENT = guest_words("python3", GUEST, "agent")
 VARIABLE = "SKILLYARD_AGENT"
 LEASE_S = 10.0
 OVERHEAD_MB = 48
@@ -97,14 +98,20 @@ def body(
     labels: Mapping[str, str],
     key: str,
     packages: str,
+    *,
+    ahead: bool = False,
 ) -> dict[str, Any]:
-    """Returns the order to make a container. ``packages`` is where its interpreter looks for them."""
+    """Returns the order to make a container. ``packages`` is where its interpreter looks for them.
+
+    One that is made ``ahead`` has its guest's interpreter begun.
+    """
     agent = {
         "key": key,
         "env": environment(image),
         "single": spec.single,
         "lease_s": LEASE_S if spec.owner is Owner.RUN else None,
         "timeout_ms": spec.limits.timeout_ms,
+        "ahead": ahead,
         "limits": resources(spec.limits),
         "filters": calls.exact(image.architecture),
     }

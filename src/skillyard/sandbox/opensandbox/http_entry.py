@@ -343,7 +343,7 @@ def _launch(order: dict[str, Any]) -> subprocess.Popen[bytes]:
     spool.mkdir(mode=0o700)
     more = {"filters": order["filters"][os.uname().machine], "user": [order["uid"]] * 2, "spool": str(spool)}
     settings = json.dumps(order["agent"] | more).encode() + b"\n"
-    words = [sys.executable, "-I", "-S", str(GUEST), "agent", "listen", str(SOCKET)]
+    words = [sys.executable, "-I", "-S", "-c", order["start"], str(GUEST), "agent", "listen", str(SOCKET)]
     agent = subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", env={}
     )

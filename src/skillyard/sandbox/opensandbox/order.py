@@ -8,6 +8,7 @@ from typing import Any
 
 from skillyard.domain.sandbox.spec import Owner, SandboxSpec
 from skillyard.domain.work.limits import Limits
+from skillyard.guest.command import START
 from skillyard.sandbox.e2b.order import LEASE_S, name_of
 from skillyard.sandbox.oci import calls, container
 
@@ -42,6 +43,7 @@ def order(spec: SandboxSpec, key: str) -> dict[str, Any]:
     packages = spec.environment.packages
     return {
         "agent": agent,
+        "start": START,
         "uid": _UIDS[secrets.randbelow(len(_UIDS))],
         "filters": {machine: calls.exact(machine) for machine in ("x86_64", "aarch64")},
         "mounts": [[name_of(mount.source), mount.target, *mount.aliases] for mount in spec.mounts],

@@ -21,7 +21,7 @@ from skillyard.domain.sandbox.spec import Owner, SandboxSpec
 from skillyard.sandbox.agent_channel import Opener
 from skillyard.sandbox.bounds import join_files
 from skillyard.sandbox.content import bound
-from skillyard.sandbox.guest_argv import descriptor, guest_bundle
+from skillyard.sandbox.guest_argv import descriptor, guest_bundle, guest_words
 from skillyard.sandbox.srt import bounds, stage, tools
 from skillyard.sandbox.srt.tools import Tools
 
@@ -116,7 +116,7 @@ def _start(place: Path, spec: SandboxSpec, found: Tools, state: dict[str, Any]) 
 def _agent(spec: SandboxSpec) -> list[str]:
     """Returns the command of the agent, which serves the socket that is its standard output."""
     limits = [f"--nproc={spec.limits.pids + _AGENT_PIDS}", f"--nofile={_descriptors()}"]
-    return ["prlimit", *limits, tools.python(), "-I", "-S", stage.GUEST, "agent", "listen", descriptor(1)]
+    return ["prlimit", *limits, *guest_words(tools.python(), stage.GUEST, "agent", "listen", descriptor(1))]
 
 
 def _agent_settings(spec: SandboxSpec, key: str) -> dict[str, Any]:
