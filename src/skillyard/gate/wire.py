@@ -15,11 +15,12 @@ from skillyard.domain.network.session import Connection, EgressLimits, EgressPla
 MAX_MESSAGE = 64 * 1024 * 1024
 """Bytes of one message: a plan holds rules, secrets and the operator's certificates."""
 
-PROTOCOL = 3
+PROTOCOL = 4
 """The version of the messages between server and gate, and of a kept session's state. A gate outlives its server, so
 both may be of different releases. A server ends an older gate, and its sessions go on in a gate of this version, so
 that three messages keep their form for ever: ``attach``, ``discard`` and ``held``. In version 2 a connection to an
-endpoint may begin with a knock; in version 3 a plan may have a budget for calls of tools."""
+endpoint may begin with a knock; in version 3 a plan may have a budget for calls of tools; in version 4 a secret may be
+for reading alone."""
 
 STEPS: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """By version: what makes the next version's state of a session from a state of that version, where they differ."""
@@ -47,14 +48,17 @@ def policy_in(told: dict[str, Any]) -> Policy:
 
 
 def plan_out(plan: EgressPlan) -> dict[str, Any]:
-    secrets = [[s.name, s.placeholder, s.value, [rule.text for rule in s.hosts]] for s in plan.secrets]
+    secrets = [[s.name, s.placeholder, s.value, [rule.text for rule in s.hosts], s.reading] for s in plan.secrets]
     tools = None if plan.tools is None else asdict(plan.tools)
     return {"policy": policy_out(plan.policy), "limits": asdict(plan.limits), "secrets": secrets, "tools": tools}
 
 
 def plan_in(told: dict[str, Any]) -> EgressPlan:
     """Returns the plan of a message. Raises InvalidInput."""
-    secrets = tuple(GateSecret(name, holder, value, _rules(hosts)) for name, holder, value, hosts in told["secrets"])
+    secrets = tuple(
+        GateSecret(name, holder, value, _rules(hosts), *reading)
+        for name, holder, value, hosts, *reading in told["secrets"]
+    )
     tools = None if told.get("tools") is None else ToolBudget(**told["tools"])
     return EgressPlan(policy_in(told["policy"]), EgressLimits(**told["limits"]), secrets, tools)
 

@@ -43,9 +43,11 @@ class Gate:
         rules: Sequence[str],
         secrets: Mapping[str, tuple[str, Sequence[str]]],
         limits: EgressLimits | None = None,
+        *,
+        reading: bool = False,
     ) -> None:
         self.given = tuple(
-            GateSecret(name, new_placeholder(), value, tuple(map(parse_rule, hosts)))
+            GateSecret(name, new_placeholder(), value, tuple(map(parse_rule, hosts)), reading)
             for name, (value, hosts) in secrets.items()
         )
         hosts = dict.fromkeys(NAMES, (ipaddress.ip_address(LOOPBACK),))
@@ -179,12 +181,16 @@ class Outside:
 
     @contextmanager
     def gate(
-        self, secrets: Mapping[str, tuple[str, Sequence[str]]] | None = None, limits: EgressLimits | None = None
+        self,
+        secrets: Mapping[str, tuple[str, Sequence[str]]] | None = None,
+        limits: EgressLimits | None = None,
+        *,
+        reading: bool = False,
     ) -> Iterator[Gate]:
         """Where every name may be reached, and ``KEY`` is bound to api.test unless told otherwise."""
         bound: Mapping[str, tuple[str, Sequence[str]]]
         bound = secrets if secrets is not None else {"KEY": (TOKEN, ["api.test:*"])}
-        gate = Gate(self.verify, [f"{name}:*" for name in NAMES], bound, limits)
+        gate = Gate(self.verify, [f"{name}:*" for name in NAMES], bound, limits, reading=reading)
         try:
             yield gate
         finally:

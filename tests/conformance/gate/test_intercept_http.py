@@ -381,3 +381,34 @@ def read(sock: socket.socket, size: int) -> None:
         count = sock.recv_into(buffer, min(size, len(buffer)))
         assert count
         size -= count
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "body", "sent"),
+    [
+        ("GET", (), b"", True),
+        ("HEAD", ("Content-Length: 0",), b"", True),
+        ("POST", ("Content-Length: 1",), b"x", False),
+        ("PUT", ("Content-Length: 0",), b"", False),
+        ("DELETE", (), b"", False),
+        ("OPTIONS", (), b"", False),
+        ("GET", ("Content-Length: 1",), b"x", False),
+        ("GET", ("Transfer-Encoding: chunked",), b"0\r\n\r\n", False),
+        ("GET", ("X-HTTP-Method-Override: DELETE",), b"", False),
+    ],
+)
+def test_a_secret_for_reading_is_put_into_requests_that_read(
+    outside: Outside, method: str, fields: tuple[str, ...], body: bytes, sent: bool
+) -> None:
+    heard: list[bytes] = []
+
+    def serve(tls: ssl.SSLSocket) -> None:
+        with contextlib.suppress(OSError):
+            heard.append(head_of(tls))
+            tls.sendall(OK)
+
+    with outside.gate(reading=True) as gate, talk(gate, outside, serve) as program:
+        program.ask(f"Authorization: Bearer {program.placeholder}", *fields, method=method, body=body)
+        status = head_of(program.sock).split()[1]
+    assert status == (b"200" if sent else b"403")
+    assert (TOKEN.encode() in b"".join(heard)) is sent

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import subprocess
+import tarfile
 from base64 import b64encode
 from pathlib import Path
+
+import pytest
 
 from tests.conformance.gate.programs.authority import Authority
 from tests.faces.jail.conftest import BOUND_S, Jails
@@ -97,10 +101,98 @@ def test_credentials_of_a_private_index_stay_at_the_gate(jails: Jails, tmp_path:
     assert jails.run("run", "tiny").stdout == b"[]\n"
 
 
-@needs_npm
-def test_a_registry_beside_the_index_gets_its_credentials(jails: Jails, tmp_path: Path) -> None:
+_BACKEND = """
+import base64, glob, json, os, re, ssl, sys, urllib.error, urllib.request, zipfile
+
+def tried(url, login, method, **fields):
+    context = ssl.create_default_context(cafile="/run/egress/ca.pem")
+    data = b"a package" if method in ("POST", "PUT") else None
+    basic = base64.b64encode(login.encode()).decode()
+    asked = urllib.request.Request(url, data, {"Authorization": "Basic " + basic, **fields}, method=method)
+    try:
+        return urllib.request.urlopen(asked, timeout=20, context=context).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    words = b" ".join(open(path, "rb").read() for path in glob.glob("/proc/[0-9]*/cmdline"))
+    found = re.search(rb"https://([^:/ @]+:skillyard-secret-[0-9a-f]+)@([^/ ]+)", words)
+    login, place = found[1].decode(), "https://" + found[2].decode()
+    told = {"read": tried(place + "/simple/sourced/", login, "GET"), "post": tried(place + "/legacy/", login, "POST"),
+            "put": tried(place + "/sourced", login, "PUT"), "delete": tried(place + "/sourced", login, "DELETE"),
+            "hidden": tried(place + "/simple/sourced/", login, "GET", **{"X-HTTP-Method-Override": "PUT"})}
+    code = f"import json\\ndef main():\\n    print(json.dumps({told!r}))\\n"
+    metadata = "Metadata-Version: 2.1\\nName: sourced\\nVersion: 1.0\\n"
+    files = {"sourced/__init__.py": code, "sourced-1.0.dist-info/METADATA": metadata,
+             "sourced-1.0.dist-info/entry_points.txt": "[console_scripts]\\nsourced = sourced:main\\n",
+             "sourced-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"}
+    files["sourced-1.0.dist-info/RECORD"] = "".join(f"{name},,\\n" for name in files)
+    with zipfile.ZipFile(os.path.join(directory, "sourced-1.0-py3-none-any.whl"), "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(name, text)
+    return "sourced-1.0-py3-none-any.whl"
+"""
+_PYPROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+
+[project]
+name = "sourced"
+version = "1.0"
+"""
+
+
+def _sdist() -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        files = {"backend.py": _BACKEND, "pyproject.toml": _PYPROJECT}
+        files["PKG-INFO"] = "Metadata-Version: 2.1\nName: sourced\nVersion: 1.0\n"
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"sourced-1.0/{name}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    return packed.getvalue()
+
+
+def test_what_is_built_from_source_cannot_publish_with_the_login(jails: Jails, tmp_path: Path) -> None:
+    """Its build script is foreign, and finds the placeholder. The gate puts the login into requests that read alone."""
     authority = Authority(tmp_path)
-    login = "Bearer correct-horse"
+    with Index(authority.context("index.test"), "index.test") as private:
+        private.put("sourced-1.0.tar.gz", _sdist())
+        private.login = "Basic " + b64encode(b"me:correct-horse").decode()
+        jails.more = {
+            "SKILLYARD_PACKAGES__INDEX": private.url,
+            "SKILLYARD_PACKAGES__SECRET": "INDEX",
+            "SKILLYARD_PACKAGES__SOURCE": '["sourced"]',
+            "SKILLYARD_NETWORK__HOSTS": '{"index.test": ["127.0.0.1"]}',
+            "SKILLYARD_NETWORK__CA_FILE": str(authority.ca_file),
+        }
+        words = [*jails.words()[:-1], "secret", "set", "INDEX"]
+        subprocess.run(words, input=b"me:correct-horse", env=jails.env, check=True, timeout=BOUND_S)
+        added = jails.run("add", "sourced", "--", "uvx", "sourced")
+        assert added.returncode == 0, added.stderr
+        assert private.published == []
+    told = json.loads(jails.run("run", "sourced").stdout)
+    assert told == {"read": 200, "post": 403, "put": 403, "delete": 403, "hidden": 403}
+    kept = jails.home / "jails" / "packages" / "sourced"
+    assert not any(b"correct-horse" in path.read_bytes() for path in kept.rglob("*") if path.is_file())
+
+
+@needs_npm
+@pytest.mark.parametrize(
+    ("secret", "login"),
+    [
+        (b"correct-horse", "Bearer correct-horse"),
+        (b"me:correct-horse", "Basic " + b64encode(b"me:correct-horse").decode()),
+    ],
+    ids=["a token", "a user with a password"],
+)
+def test_a_registry_beside_the_index_gets_its_credentials(
+    jails: Jails, tmp_path: Path, secret: bytes, login: str
+) -> None:
+    authority = Authority(tmp_path)
     with registry(tmp_path / "none", install=_HUNT, tls=authority.context("index.test"), login=login) as address:
         jails.more = {
             "npm_config_registry": address,
@@ -110,7 +202,7 @@ def test_a_registry_beside_the_index_gets_its_credentials(jails: Jails, tmp_path
             "SKILLYARD_NETWORK__CA_FILE": str(authority.ca_file),
         }
         words = [*jails.words()[:-1], "secret", "set", "INDEX"]
-        subprocess.run(words, input=b"correct-horse", env=jails.env, check=True, timeout=BOUND_S)
+        subprocess.run(words, input=secret, env=jails.env, check=True, timeout=BOUND_S)
         added = jails.run("add", "tool", "--", "npx", "jailed-tool")
     assert added.returncode == 0, added.stderr
     built = next((jails.home / "jails" / "packages" / "tool").rglob("built.json")).read_text()

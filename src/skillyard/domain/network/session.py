@@ -57,12 +57,13 @@ class EgressLimits:
 class GateSecret:
     """A value that the gate puts in the place of ``placeholder``.
 
-    It does so in header fields of requests to ``hosts`` alone."""
+    It does so in header fields of requests to ``hosts`` alone; with ``reading``, of those that change nothing there."""
 
     name: str
     placeholder: str
     value: str = field(repr=False)
     hosts: tuple[Rule, ...] = ()
+    reading: bool = False
 
 
 def new_placeholder() -> str:

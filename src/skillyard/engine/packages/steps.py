@@ -83,7 +83,8 @@ async def index_access(config: PackagesSettings, book: SecretBook, build: str) -
     parts = urlsplit(config.index)
     login = f"{quote(user if colon else TOKEN_USER, safe='')}:{placeholder}"
     value = password if colon else found.value
-    secret = GateSecret(config.secret, placeholder, value, (index_rule(config.index),))
+    # Of packages.source, foreign code is in the same sandbox: it may not publish with this login.
+    secret = GateSecret(config.secret, placeholder, value, (index_rule(config.index),), reading=True)
     return IndexAccess(parts._replace(netloc=f"{login}@{parts.netloc}").geturl(), (secret,))
 
 

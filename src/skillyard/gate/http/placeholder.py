@@ -24,6 +24,9 @@ _NO_CREDENTIAL = re.compile(
     rb"sec-websocket-(?!protocol).*"
 )
 """Fields that carry no credential; servers frame by them, log them or repeat them."""
+_READING = (b"GET", b"HEAD")
+_METHODS = re.compile(rb"(?i)x-(?:http-)?method(?:-override)?")
+"""Fields by which servers take a request for one with another method."""
 
 
 class Placeholders:
@@ -74,6 +77,8 @@ class Placeholders:
             raise in_url(name)
         used: set[str] = set()
         substituted = [(field, self._value(field, value, bound, used)) for field, value in headers]
+        if any(secret.reading and secret.name in used for secret in bound):
+            _check_reading(line, headers, used)
         if sum(len(value) for _, value in substituted) > MOST_SUBSTITUTED:
             raise Refused(f"the header fields have more than {MOST_SUBSTITUTED} bytes with the secrets in them")
         return substituted, used
@@ -146,6 +151,20 @@ def _replaced(value: bytes, bound: Sequence[GateSecret], used: set[str]) -> byte
             value = value.replace(placeholder, secret.value.rstrip("\r\n").encode())
             used.add(secret.name)
     return value
+
+
+def _check_reading(line: bytes, headers: Headers, used: set[str]) -> None:
+    method = line.partition(b" ")[0]
+    has_body = any(
+        field.lower() == b"transfer-encoding" or (field.lower() == b"content-length" and value.strip() != b"0")
+        for field, value in headers
+    )
+    if method not in _READING or has_body or any(_METHODS.fullmatch(field) for field, _ in headers):
+        names = ", ".join(sorted(used))
+        raise Refused(
+            f"the placeholder of secret '{names}' is in a request that may change something at the host: this secret "
+            "is put into GET and HEAD requests without a body alone"
+        )
 
 
 def _check_fit(field: bytes, value: bytes, used: set[str]) -> None:

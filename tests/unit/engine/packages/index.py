@@ -16,14 +16,15 @@ from tests.unit.engine.packages.wheels import make_wheel, wheel_name
 
 class Index:
     """``asked`` are the paths that were asked for. ``hold`` keeps every answer back until it is set; ``login`` is what
-    Authorization has to say. A file is ``redirected`` elsewhere, or said to have another digest (``lies``). ``host`` is
-    what its address calls it."""
+    Authorization has to say, ``published`` what others put there: method, Authorization and body. A file is
+    ``redirected`` elsewhere, or said to have another digest (``lies``). ``host`` is what its address calls it."""
 
     def __init__(self, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
         self.host = host
         self.files: dict[str, dict[str, bytes]] = {}
         self.asked: list[str] = []
         self.authorizations: list[str] = []
+        self.published: list[tuple[str, str, bytes]] = []
         self.lies: dict[str, str] = {}
         self.redirected: dict[str, str] = {}
         self.login = ""
@@ -116,6 +117,15 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(404 if data is None else 200, {"content-type": "application/octet-stream"}, data or b"")
 
     do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        """Takes whatever somebody publishes."""
+        index = cast("_Server", self.server).index
+        length = int(self.headers.get("content-length", "0"))
+        index.published.append((self.command, self.headers.get("authorization", ""), self.rfile.read(length)))
+        self._answer(200, {}, b"published")
+
+    do_PUT = do_POST
 
     def _answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.send_response(status)

@@ -1,7 +1,9 @@
 """Builds of packages for jails, in sandboxes that reach the registry alone.
 
-Nothing foreign runs where packages are fetched; install scripts run in a second sandbox, without cache and credentials.
-A build gives a stream of files, which is unpacked as one that somebody hostile wrote, and sealed.
+Nothing foreign runs where packages are fetched, but for the build scripts of those that ``packages.source`` names;
+install scripts of npm run in a second sandbox, without cache and credentials. The login of a registry stays at the
+gate, which uses it for reading alone. A build gives a stream of files, which is unpacked as one that somebody hostile
+wrote, and sealed.
 """
 
 from __future__ import annotations
