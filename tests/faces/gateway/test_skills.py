@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,36 @@ async def test_a_skill_that_nobody_approved_gets_none(tmp_path: Path) -> None:
         asked = await yard.call("catalogue.needs", name="acme.calls")
         assert {"need": "tool", "asked": "toy__add", "granted": "toy__add"} in asked["needs"]
         await yard.call("catalogue.approve", name="acme.calls", digest=asked["digest"])
+        assert (await yard.call("execute_skill", name="acme.calls"))["status"] == "completed"
+
+
+async def test_an_approval_from_before_there_were_tools_covers_none(tmp_path: Path) -> None:
+    """An earlier release did not show them to the operator, though the same bytes declared them."""
+    bundle(tmp_path / "skills", "acme.calls", '["toy__add"]')
+    mcp = {"servers": {"toy": SERVER}, "code_tools": ["toy__*"]}
+    places: dict[str, Any] = {"skills_dirs": [tmp_path / "skills"], "trust": {"directories": False}}
+    tmp_path.chmod(0o755)
+    async with yard_of(tmp_path / "data", mcp=mcp, **places) as yard:
+        await yard.call("tools.refresh", server="toy")
+        told = await yard.call("catalogue.approve", name="acme.calls")
+        approvals = yard.runtime.app.ports.approvals
+        found = await approvals.find("acme.calls", "1.0.0", told["digest"])
+        assert found is not None
+        await approvals.approve(replace(found, needs=1))
+        before = "it was approved before skills could declare tools: approve it again"
+        for asked in (
+            await yard.call("execute_skill", name="acme.calls"),
+            (await yard.call("runs.list", limit=1))["runs"][0],
+        ):
+            assert asked["error"]["type"] == "PolicyRefused"
+            assert before in asked["error"]["message"]
+        refused = await yard.call("skills.run_cmd", skill_name="acme.calls", command=COMMAND, language="bash")
+        assert before in str(refused)
+        seen = await yard.call("catalogue.needs", name="acme.calls")
+        assert seen["approved"]
+        assert {"need": "tool", "asked": "toy__add", "why": before} in seen["needs"]
+        again = await yard.call("catalogue.approve", name="acme.calls")
+        assert {"need": "tool", "asked": "toy__add", "granted": "toy__add"} in again["needs"]
         assert (await yard.call("execute_skill", name="acme.calls"))["status"] == "completed"
 
 

@@ -32,7 +32,8 @@ RECORD: dict[str, Any] = {
     **{"project": "", "environment": "base", "outcome": "exit", "ended_at": 2.0, "output": {"a": 1}},
     **{"output_blobs": ["blob:ann-b"], "idempotency_key": "k", "request_digest": "d", "limits": {}, "digests": {}},
 }
-APPROVAL = Approval("acme.look", "1.0.0", "digest", 1.0, "root", "seen")
+APPROVAL = Approval("acme.look", "1.0.0", "digest", 1.0, "root", "seen", needs=1)
+"""It covers no tools: its operator was shown none."""
 
 
 def leave(home: Path) -> None:

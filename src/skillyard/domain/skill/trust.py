@@ -29,6 +29,11 @@ _PLAIN = re.compile(rf"{_SEGMENT}(?:\.{_SEGMENT})*")
 _RULE = re.compile(rf"(?:({_SEGMENT}(?:\.{_SEGMENT})*)(\.\*)?|\*)(?: +(\S.*))?")
 
 
+NEEDS = 2
+"""The needs that an approval of today covers: 1 are those from before skills could declare tools, 2 have these, too."""
+_WITH_TOOLS = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Approval:
     """An operator's consent to the declared needs of one version of a skill.
@@ -43,6 +48,8 @@ class Approval:
     approved_at: float
     approved_by: str
     note: str = ""
+    needs: int = NEEDS
+    """The declared needs that it covers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,12 @@ class Standing:
     approved: bool
     by: str
     because: str = ""
+    needs: int = NEEDS
+
+    @property
+    def covers_tools(self) -> bool:
+        """Returns whether it covers declared tools, which an earlier approval never showed."""
+        return self.needs >= _WITH_TOOLS
 
 
 @dataclass(frozen=True, slots=True)

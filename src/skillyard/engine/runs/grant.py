@@ -51,6 +51,7 @@ from skillyard.engine.secrets.redact import NOTHING, Redaction, of_hosts
 from skillyard.engine.secrets.service import GivenSecret, RunSecrets, secret_versions
 from skillyard.engine.skills.run_needs import Given, Rules, run_needs
 from skillyard.engine.skills.schemas import complaint
+from skillyard.engine.skills.standings import BEFORE_TOOLS
 from skillyard.ports.clock import Ids
 from skillyard.ports.gate import Gate
 from skillyard.ports.jailed import SchemaChecker
@@ -245,6 +246,8 @@ class Granter:
         named = f"tools: {who} for {', '.join(asked)}"
         if plan.trust.least:
             raise Refused("PolicyRefused", f"{named}, and {plan.trust.least}; such runs get no tools")
+        if plan.of is not None and not plan.request.tools and not plan.trust.standings[plan.of.name].covers_tools:
+            raise Refused("PolicyRefused", f"{named}, and {BEFORE_TOOLS}")
         if plan.request.detach:
             rule = "a detached run calls none, since it may outlive its server; leave detach out"
             raise Refused("PolicyRefused", f"{named}, and {rule}")

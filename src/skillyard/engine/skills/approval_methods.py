@@ -36,6 +36,7 @@ from skillyard.engine.skills import need_rows
 from skillyard.engine.skills.need_rows import Row
 from skillyard.engine.skills.publishing import Publisher
 from skillyard.engine.skills.service import SkillService
+from skillyard.engine.skills.standings import BEFORE_TOOLS
 from skillyard.ports.clock import Clock
 
 Params = Mapping[str, Any]
@@ -146,7 +147,7 @@ async def _is_served(approvals: Approvals, approval: Approval) -> bool:
 
 async def _needs_view(approvals: Approvals, principal: Principal, skill: Skill) -> dict[str, Any]:
     standing = await approvals.standings.standing_of(skill)
-    rows = [*_rows(approvals, skill), *await _requires_rows(approvals, principal, skill)]
+    rows = [*_rows(approvals, skill, standing), *await _requires_rows(approvals, principal, skill)]
     return {
         "name": skill.name,
         "version": skill.version,
@@ -159,7 +160,7 @@ async def _needs_view(approvals: Approvals, principal: Principal, skill: Skill) 
     }
 
 
-def _rows(approvals: Approvals, skill: Skill) -> Iterable[Row]:
+def _rows(approvals: Approvals, skill: Skill, standing: Standing) -> Iterable[Row]:
     """Returns what it asks for, and what the operator's policy leaves of it once it is approved."""
     yield from need_rows.network_rows(skill, [Layer(OPERATOR, approvals.network.rules)], approvals.network.open)
     declared = {need.name: need_rows.delivery(need.delivery, need.hosts) for need in skill.needs.secrets}
@@ -169,7 +170,8 @@ def _rows(approvals: Approvals, skill: Skill) -> Iterable[Row]:
     yield from need_rows.package_rows(skill, ALLOWED, approvals.packages, {})
     yield from need_rows.environment_rows(skill, need_rows.environment_of(skill))
     for pattern in skill.needs.tools:
-        yield Row(need_rows.TOOL, pattern, pattern, "")
+        covered = standing.covers_tools
+        yield Row(need_rows.TOOL, pattern, pattern if covered else "", "" if covered else BEFORE_TOOLS)
 
 
 async def _requires_rows(approvals: Approvals, principal: Principal, skill: Skill) -> list[Row]:

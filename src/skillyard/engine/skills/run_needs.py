@@ -24,6 +24,7 @@ from skillyard.engine.runs.plan import Plan
 from skillyard.engine.secrets.service import GivenSecret
 from skillyard.engine.skills import need_rows
 from skillyard.engine.skills.need_rows import Row
+from skillyard.engine.skills.standings import BEFORE_TOOLS
 from skillyard.values import dataclass
 
 MOST_BYTES = 32 * 1024
@@ -107,7 +108,8 @@ def _rows(rules: Rules, plan: Plan, given: Given, skill: Skill) -> Iterable[Row]
     yield from need_rows.environment_rows(skill, plan.environment, refused)
     yield from need_rows.image_rows(skill, plan.image, refused)
     beside = "" if skill is plan.of or plan.skill is None else _BESIDE
-    yield from need_rows.tool_rows(skill, given.tools, beside or _least(plan) or refused, _UNASKED)
+    before = "" if standing.covers_tools else BEFORE_TOOLS
+    yield from need_rows.tool_rows(skill, given.tools, beside or _least(plan) or before or refused, _UNASKED)
 
 
 def _against_network(rules: Rules, plan: Plan, given: Given, skill: Skill) -> str:

@@ -19,6 +19,7 @@ from skillyard.values import dataclass
 BUILT_IN = Standing(True, "built-in")
 IN_DIRECTORY = Standing(True, "directory")
 NOBODY = Standing(False, "nobody")
+BEFORE_TOOLS = "it was approved before skills could declare tools: approve it again"
 _NAMED = 3
 
 
@@ -59,7 +60,7 @@ class Standings:
         if (rule := self.trust.rule_for(skill.name, skill.version)) is not None:
             return Standing(True, "rule", rule.text)
         approval = await self.approvals.find(skill.name, skill.version, skill.digest)
-        return NOBODY if approval is None else Standing(True, "operator", approval.approved_by)
+        return NOBODY if approval is None else Standing(True, "operator", approval.approved_by, approval.needs)
 
     async def approved_versions(self, name: str) -> frozenset[str]:
         """Returns the versions of which an operator approved some bytes."""
