@@ -178,6 +178,22 @@ def test_the_file_of_codex_and_an_entry_that_was_changed_since(jails: Jails, ser
     assert file.read_text() == before
 
 
+def test_references_tell_which_variables_of_the_operator_a_dry_run_gets(
+    jails: Jails, server: Path, place: Path
+) -> None:
+    file = place / "mcp.json"
+    env = {"NOTES": "${OF_THE_OPERATOR}", "LEVEL": "${NOT_SET:-low}", "HOME_OF": "${userHome}"}
+    entry = {"command": "python3", "args": [str(server), "${env:ANOTHER}"], "env": env}
+    file.write_text(json.dumps({"mcpServers": {"notes": entry}}))
+    jails.more = {"OF_THE_OPERATOR": "a-value", "ANOTHER": "another-value", "UNUSED": "x"}
+    done = wrap(jails, str(file), "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "it names ANOTHER, OF_THE_OPERATOR of this command's environment" in done.stdout
+    assert done.stdout.index("it names") < done.stdout.index("started jailed")
+    assert "a-value" not in done.stdout + done.stderr
+    assert "another-value" not in done.stdout + done.stderr
+
+
 NODE_SERVER = """#!/usr/bin/env node
 require("readline").createInterface({ input: process.stdin }).on("line", (line) => {
   const { id, method, params } = JSON.parse(line);

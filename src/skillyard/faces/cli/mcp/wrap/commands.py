@@ -198,6 +198,9 @@ class _Wrapping:
         known = None
         try:
             known = server.known(_variables(self._file))
+            if used := sorted(server.names() & os.environ.keys()):
+                rule = "its client puts them into its entry, and a dry run gets them so"
+                notes.append(f"it names {', '.join(used)} of this command's environment: {rule}")
         except LeftAlone as why:
             notes.append(f"{why}: its directories are not proposed, and it is not tried")
         proposal = proposed(server, known, self._closed)

@@ -48,6 +48,12 @@ class Stdio:
     def name(self) -> str:
         return self.keys[-1]
 
+    def names(self) -> frozenset[str]:
+        """Returns the variables that its references name."""
+        texts = (*self.words, *self.env.values(), self.cwd)
+        found = (_VARIABLE.fullmatch(match[2]) for text in texts for match in _REFERENCE.finditer(text))
+        return frozenset(match[1] for match in found if match is not None)
+
     def known(self, values: Mapping[str, str]) -> Stdio:
         """Returns it with its references to variables replaced. Raises LeftAlone for others."""
         env = {name: _expanded(value, values) for name, value in self.env.items()}
