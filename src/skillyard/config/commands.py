@@ -130,6 +130,13 @@ class JailSettings(Section):
     disk_mb: int = Field(
         default=512, ge=1, description="Files that a program may write beside directories of the host."
     )
+    places: int = Field(
+        default=16,
+        ge=0,
+        le=1024,
+        description="Jails that a server runs at a time for commands of its own user; others run alone. With 0 it "
+        "takes none, and such a command asks none.",
+    )
     profiles: dict[str, JailProfile] = Field(default_factory=dict, description="Profiles by name.")
 
     @property

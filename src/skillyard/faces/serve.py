@@ -34,13 +34,14 @@ from skillyard.engine.table import METHODS, invoke
 from skillyard.faces.http.app import METRICS, Beside, Endpoint, HttpLimits, create_app
 from skillyard.faces.http.guard import Authenticator, Bearer, Everybody, Hosts, is_loopback
 from skillyard.faces.http.lazy import Lazy, Part
-from skillyard.faces.http.lifecycle import Lifecycle
+from skillyard.faces.http.lifecycle import Lifecycle, Phase
 from skillyard.faces.http.oidc import METADATA, IssuedTokens, metadata_of, resource_of
 from skillyard.faces.http.server import HttpServer, listen, url_of
 from skillyard.faces.http.service import StopRequest, on_signals, run_service
 from skillyard.faces.http.services.endpoint import ServiceFace
 from skillyard.faces.http.services.revocation import Still
 from skillyard.faces.http.tasks import TaskEvents
+from skillyard.faces.jails.listener import JailListener
 from skillyard.faces.news import News
 from skillyard.faces.observability.logs import fan_out, log_event, logging_to
 from skillyard.faces.observability.metrics import Metrics
@@ -162,16 +163,26 @@ class _Process:
             app.drain.changed = _tell_of_draining
             self._remark(offer, app.backends)
             _tell_of_skills(await app.skills.store.problems())
-            with recorded_server(data_dir, self._url):
-                logger.info("ready", extra={"url": self._url, "data_dir": str(data_dir)})
-                with _on_signal(signal.SIGUSR1, partial(app.drain.set, True)):
-                    facts = _readiness(offer, self._settings)
-                    app.presence.returned = lambda offer: facts.update(_readiness(offer, self._settings))
-                    try:
-                        yield facts
-                    finally:
-                        if self._mcp is not None:
-                            await self._mcp.close()
+            principal = LOCAL if self._no_auth else OWNER
+            jails = JailListener(self._runtime, principal, self._refusal, self._lifecycle.working)
+            self._metrics.gauge("jails", "Jails of commands that run here.", lambda: jails.held)
+            async with jails.open():
+                with recorded_server(data_dir, self._url):
+                    logger.info("ready", extra={"url": self._url, "data_dir": str(data_dir)})
+                    with _on_signal(signal.SIGUSR1, partial(app.drain.set, True)):
+                        facts = _readiness(offer, self._settings)
+                        app.presence.returned = lambda offer: facts.update(_readiness(offer, self._settings))
+                        try:
+                            yield facts
+                        finally:
+                            if self._mcp is not None:
+                                await self._mcp.close()
+
+    def _refusal(self) -> str:
+        """Returns why no more jails are taken; nothing when they are."""
+        if self._lifecycle.phase is Phase.DRAINING:
+            return "it is stopping"
+        return "it is draining" if self._runtime.app.drain.on else ""
 
     def _watch(self, app: App) -> None:
         self._metrics.gauge("runs_running", "Runs with a place.", lambda: app.admission.running)

@@ -17,7 +17,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from skillyard.ipc.packets import descriptors, receive_raw, send_some, to_json
 
@@ -85,7 +85,15 @@ def encode(header: Header, body: bytes = b"", sockets: int = 0) -> bytes:
     return b"".join((HEAD.pack(len(raw), len(body)), raw, body))
 
 
-def close_all(sockets: Iterable[socket.socket]) -> None:
+class Given(Protocol):
+    """A descriptor that is given away beside a frame: a socket, or another with its number."""
+
+    def fileno(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+def close_all(sockets: Iterable[Given]) -> None:
     for sock in sockets:
         sock.close()
 
@@ -136,7 +144,7 @@ class FrameReader:
 @dataclass(slots=True)
 class _Piece:
     data: bytes | bytearray
-    beside: Sequence[socket.socket]
+    beside: Sequence[Given]
 
 
 class Outbox:
@@ -151,7 +159,7 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
-    def put(self, data: bytes, sockets: Sequence[socket.socket] = ()) -> None:
+    def put(self, data: bytes, sockets: Sequence[Given] = ()) -> None:
         """Adds ``data``; ``sockets`` arrive with its first bytes."""
         for first in range(0, len(sockets), AT_ONCE):
             self._pieces.append(_Piece(data[:1], sockets[first : first + AT_ONCE]))
@@ -221,7 +229,7 @@ class Channel:
         """Whether sent frames have not left yet."""
         return bool(self._out)
 
-    def send(self, header: Header, body: bytes = b"", sockets: Sequence[socket.socket] = ()) -> None:
+    def send(self, header: Header, body: bytes = b"", sockets: Sequence[Given] = ()) -> None:
         """Sends a frame.
 
         ``sockets`` are given away: closed here once they are sent, or never will be."""

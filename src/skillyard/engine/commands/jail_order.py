@@ -35,6 +35,9 @@ class JailOrder:
     gated: tuple[GateSecret, ...] = ()
     cwd: str = "/workspace"
     labels: Mapping[str, str] = field(default_factory=dict)
+    isolation: str | None = None
+    waits: bool = True
+    """Whether it waits for a place, instead of being refused."""
 
     @property
     def language(self) -> str:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from skillyard.config.network import NetworkSettings
-from skillyard.domain.errors import InvalidInput, SandboxGone, SkillyardError
+from skillyard.domain.errors import Busy, InvalidInput, SandboxGone, SkillyardError
 from skillyard.domain.network.policy import OPERATOR, Layer, Policy
 from skillyard.domain.network.session import EgressPlan, GateSecret, new_placeholder
 from skillyard.domain.principal import Principal
@@ -44,6 +44,7 @@ from skillyard.values import dataclass
 _STREAMS = StreamLimits(at_cap=AtCap.WAIT)
 
 
+_RETRY_MS = 1000
 _OUT = (Stream.STDOUT, Stream.STDERR)
 NOBODY_READS = "its client reads its output no more"
 _MENDS = {
@@ -89,12 +90,21 @@ class JailService:
         env, grant = self._given(order)
         record = self._first(principal, order, run_id, offer, grant)
         wish = Order(run_id, principal.name, offer, _spec(order, offer), grant, trimmed=True)
+        if not order.waits:
+            self._check_room(principal, order)
         began = self._around.clock.monotonic()
         async with self._lender.lend(wish) as loan:
             return await _Work(self._around, order, wires, record, loan, env, began).run()
 
+    def _check_room(self, principal: Principal, order: JailOrder) -> None:
+        """Raises Busy where it would wait for a place."""
+        admission = self._lender.admission
+        memory_mb = admission.most(order.limits.memory_mb + order.limits.disk_mb)
+        if admission.would_wait(principal.name, memory_mb):
+            raise Busy("no place is free", retry_after_ms=_RETRY_MS)
+
     async def _offer(self, order: JailOrder) -> Offer:
-        offer = await self._backends.choose()
+        offer = await self._backends.choose(order.isolation)
         if order.rules and (able := ability(offer, self._around.gate is not None)).level is Level.MISSING:
             said = "; ".join(filter(None, (able.why, able.mend)))
             raise InvalidInput(

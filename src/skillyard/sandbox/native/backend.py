@@ -297,7 +297,8 @@ class NativeBackend:
             packages = "" if environment.packages is None else self._packages(environment.packages)
             told = {"name": name, "packages": packages, "preload": list(environment.preload)}
             link.tell({"op": "environment", **told, "directories": [asdict(each) for each in spec.directories]})
-            self._environments.add(name)
+            if not spec.directories:
+                self._environments.add(name)
         limits = spec.limits
         return {
             "environment": name,

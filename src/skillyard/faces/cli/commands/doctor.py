@@ -70,10 +70,11 @@ def doctor(isolation: str | None, every: bool, as_json: bool, data_dir: Path | N
     refused, demanded = network_refused(found, nature, settings)
     if as_json:
         told = {"passed_over": passed_over, "network_refused": refused, "network_demanded": demanded}
-        told |= {"keepers_of_other_versions": keepers, "settings": list(settings.notes)}
+        told |= {"keepers_of_other_versions": keepers, "settings": list(settings.notes), "jails": _jails(settings)}
         emit_json(report(found, nature, offer.demand) | told)
     else:
         _print(found, nature, short, refused, demanded=demanded)
+        click.echo(f"\nJails of this user {_jails(settings)}.")
         for stronger, why in passed_over.items():
             click.secho(f"\nThe stronger isolation '{stronger}' was passed over: {why}", fg="yellow", err=True)
         for home, text in keepers.items():
@@ -216,6 +217,24 @@ def _keepers(settings: Settings) -> dict[str, str]:
         return keepers_of_other_versions(settings, DataDir(settings.data_dir).run)
     except OSError:  # it is another user's
         return {}
+
+
+def _jails(settings: Settings) -> str:
+    """Returns where jails would run now."""
+    import asyncio
+
+    from skillyard.faces.cli.jail.sharing import NotShared, greeted
+
+    async def look() -> str:
+        async with greeted(settings) as (_, held):
+            return f"run on the server of this data directory, which runs {held} now"
+
+    if not settings.jail.places:
+        return "run alone: jail.places is 0"
+    try:
+        return asyncio.run(look())
+    except NotShared as why:
+        return f"run alone: {str(why) or 'no server runs on this data directory'}"
 
 
 def _probe(settings: Settings) -> tuple[Offer, dict[str, str]]:

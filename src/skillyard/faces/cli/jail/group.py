@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,9 @@ from skillyard.values import dataclass
 if TYPE_CHECKING:
     from skillyard.config.settings import Settings
     from skillyard.domain.sandbox.spec import Mount
-    from skillyard.domain.work.record import RunRecord
     from skillyard.engine.commands.jail_order import JailOrder
     from skillyard.faces.cli.jail.packages import Added
+    from skillyard.faces.cli.jail.sharing import Wish
 
 _TIMEOUT, _OURS, _SIGNALLED = 124, 125, 128
 """Exit codes as timeout(1), env(1) and shells have them."""
@@ -38,7 +38,8 @@ class Grants:
     env: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     mounts: tuple[Mount, ...] = ()
-    labels: dict[str, str] = field(default_factory=dict)
+    package: tuple[str, str] | None = None
+    """The name of a package that was added, and the digest of its files."""
 
     def and_kept(self, kept: Mapping[str, Any]) -> Grants:
         """Returns these grants with those that a package was added with."""
@@ -105,19 +106,29 @@ _OPTIONS = (
 _AS_IT_IS = {"allow_interspersed_args": False}
 
 
+_alone = click.option("--alone", is_flag=True, help="Have a keeper of its own, also where a server runs.")
+
+
 @jail.command("start", context_settings=_AS_IT_IS)
 @grant_options
 @isolation_option("The boundary to run behind.")
+@_alone
 @data_dir_option
 @click.argument("command", nargs=-1, required=True)
 def start(
-    command: tuple[str, ...], profile: str | None, isolation: str | None, data_dir: Path | None, **grants: Any
+    command: tuple[str, ...],
+    profile: str | None,
+    isolation: str | None,
+    data_dir: Path | None,
+    *,
+    alone: bool,
+    **grants: Any,
 ) -> None:
     """Run COMMAND in a jail. Its exit code is this command's; 128 and the number for a signal."""
     from skillyard.config.settings import load_settings
 
     settings = load_settings(data_dir=data_dir)
-    sys.exit(perform(settings, Grants(**grants).under(settings, profile), command, isolation))
+    sys.exit(perform(settings, Grants(**grants).under(settings, profile), command, isolation, alone=alone))
 
 
 @jail.command("add")
@@ -147,6 +158,7 @@ def add(name: str, command: tuple[str, ...], profile: str | None, data_dir: Path
 @jail.command("run")
 @grant_options
 @isolation_option("The boundary to run behind.")
+@_alone
 @data_dir_option
 @click.argument("name")
 @click.argument("args", nargs=-1)
@@ -156,6 +168,8 @@ def run(
     profile: str | None,
     isolation: str | None,
     data_dir: Path | None,
+    *,
+    alone: bool,
     **grants: Any,
 ) -> None:
     """Run the package that was added as NAME, with further ARGS. It reaches no registry."""
@@ -166,8 +180,8 @@ def run(
     store = store_of(settings)
     found = store.find(name)
     given = Grants(**grants).and_kept(found.grants).under(settings, profile).under(settings, found.grants["profile"])
-    given = replace(given, mounts=(store.mount(found),), labels={"jail": name})
-    sys.exit(perform(settings, given, (*found.start, *found.package.args, *args), isolation))
+    given = replace(given, mounts=(store.mount(found),), package=(name, found.digest))
+    sys.exit(perform(settings, given, (*found.start, *found.package.args, *args), isolation, alone=alone))
 
 
 @jail.command("list")
@@ -234,26 +248,63 @@ def _granted(grants: Mapping[str, Any]) -> str:
 _LISTS = ("read", "write", "allow", "env", "secrets")
 
 
-def perform(settings: Settings, grants: Grants, command: Sequence[str], isolation: str | None) -> int:
+def perform(
+    settings: Settings, grants: Grants, command: Sequence[str], isolation: str | None, *, alone: bool = False
+) -> int:
     """Runs a jail and returns the exit code. Raises what :meth:`JailService.run` raises, and InvalidInput."""
     import asyncio
 
     from skillyard.watches import new_event_loop
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_run(settings, grants, tuple(command), isolation))
+        return runner.run(_run(settings, grants, tuple(command), isolation, alone=alone or not settings.jail.places))
 
 
-async def _run(settings: Settings, grants: Grants, command: tuple[str, ...], isolation: str | None) -> int:
-    from skillyard.domain.principal import LOCAL
-    from skillyard.faces.cli.jail import home
+async def _run(
+    settings: Settings, grants: Grants, command: tuple[str, ...], isolation: str | None, *, alone: bool
+) -> int:
+    from skillyard.faces.cli.jail import home, sharing
     from skillyard.faces.cli.jail.wires import StandardWires
 
     async with StandardWires() as wires:
+        if not alone:
+            try:
+                ended = await sharing.run(settings, _wish(settings, grants, command, isolation), wires)
+                if ended is None:
+                    return _SIGNALLED + wires.signal if wires.signal else _OURS
+                return _code(ended.outcome, ended.output, ended.summary, wires.signal)
+            except sharing.ServerLost as lost:
+                click.echo(f"skillyard: {lost}", err=True)
+                return _OURS
+            except sharing.NotShared as why:
+                if str(why):
+                    click.echo(f"skillyard: the jail runs alone: {why}", err=True)
+        from skillyard.domain.principal import LOCAL
+
         order = await order_of(settings, grants, command)
         async with home.runtime(settings, isolation) as runtime:
             record = await runtime.app.jails.run(LOCAL, order, wires)
-        return _code(record, wires.signal)
+        output = record.output if isinstance(record.output, dict) else {}
+        return _code(str(record.outcome or ""), output, record.summary, wires.signal)
+
+
+def _wish(settings: Settings, grants: Grants, command: tuple[str, ...], isolation: str | None) -> Wish:
+    """Raises InvalidInput for a variable or a host that cannot be given."""
+    from skillyard.domain.network.policy import parse_rules
+    from skillyard.faces.cli.jail.sharing import Wish
+
+    parse_rules(list(grants.allow), "allow")
+    return Wish(
+        args=command,
+        read=grants.read,
+        write=grants.write,
+        allow=grants.allow,
+        env=_variables(grants.env),
+        secrets=grants.secrets,
+        package=grants.package,
+        isolation=isolation,
+        closed=closed_places(settings),
+    )
 
 
 def closed_places(settings: Settings) -> tuple[Path, ...]:
@@ -269,6 +320,7 @@ async def order_of(settings: Settings, grants: Grants, command: tuple[str, ...])
     from skillyard.engine.commands.jail_order import JailOrder
     from skillyard.faces.cli.jail import home
     from skillyard.faces.cli.jail.directories import chosen
+    from skillyard.faces.cli.jail.sharing import cwd_in
 
     directories = chosen(grants.read, grants.write, closed_places(settings))
     return JailOrder(
@@ -278,9 +330,9 @@ async def order_of(settings: Settings, grants: Grants, command: tuple[str, ...])
         env=_variables(grants.env),
         rules=parse_rules(list(grants.allow), "allow"),
         secrets=await home.secrets(settings, grants.secrets),
-        cwd=_cwd(each.path for each in directories),
+        cwd=cwd_in(directories),
         mounts=grants.mounts,
-        labels=grants.labels,
+        labels={} if grants.package is None else {"jail": grants.package[0]},
     )
 
 
@@ -294,21 +346,14 @@ def _variables(names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _cwd(shown_at: Any) -> str:
-    """Returns this command's working directory where the jail shows it, else the jail's."""
-    here = Path.cwd()
-    return str(here) if any(here.is_relative_to(path) for path in shown_at) else "/workspace"
-
-
-def _code(record: RunRecord, signalled: int) -> int:
+def _code(outcome: str, output: Mapping[str, Any], summary: str, signalled: int) -> int:
     from skillyard.domain.work.record import Outcome
 
-    output = record.output if isinstance(record.output, dict) else {}
-    if record.outcome is Outcome.EXIT:
+    if outcome == Outcome.EXIT:
         return int(output.get("exit_code", 0))
-    if record.outcome is Outcome.SIGNAL:
+    if outcome == Outcome.SIGNAL:
         return _SIGNALLED + int(output.get("signal", 0))
-    if record.outcome is Outcome.CANCELLED and signalled:
+    if outcome == Outcome.CANCELLED and signalled:
         return _SIGNALLED + signalled
-    click.echo(f"skillyard: {record.summary}", err=True)
-    return _TIMEOUT if record.outcome is Outcome.TIMEOUT else _OURS
+    click.echo(f"skillyard: {summary}", err=True)
+    return _TIMEOUT if outcome == Outcome.TIMEOUT else _OURS

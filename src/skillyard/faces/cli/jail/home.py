@@ -15,7 +15,7 @@ from skillyard.domain.secret import Delivery, SecretAct, SecretEvent, bound_host
 
 if TYPE_CHECKING:
     from skillyard.config.settings import Settings
-    from skillyard.engine.secrets.service import GivenSecret
+    from skillyard.engine.secrets.service import GivenSecret, SecretBook
     from skillyard.runtime import Runtime
 
 
@@ -51,30 +51,36 @@ async def runtime(settings: Settings, isolation: str | None) -> AsyncIterator[Ru
 
 
 async def secrets(settings: Settings, names: Sequence[str]) -> tuple[GivenSecret, ...]:
-    """Returns the operator's secrets, whose use is in the audit then. Raises InvalidInput, StoreFault."""
+    """As :func:`given`, from the store of the data directory."""
     if not names:
         return ()
-    from skillyard.engine.secrets.service import GivenSecret
     from skillyard.wiring import local_secrets
 
-    given = []
     async with local_secrets(settings, DataDir(settings.data_dir)) as book:
-        for name in names:
-            found = await book.find(name, DEFAULT_PROJECT, "")
-            if found is None:
-                raise InvalidInput("secret", f"is not stored: `skillyard secret set {name}`", shown(name))
-            event = SecretEvent(
-                at=book.clock.now(),
-                act=SecretAct.USED,
-                name=name,
-                principal=LOCAL.name,
-                project=DEFAULT_PROJECT,
-                scope=str(found.scope),
-                version=found.version,
-                delivery=found.delivery.value,
-                reason="jail",
-            )
-            await book.audit.record([event])
-            hosts = bound_hosts(found.hosts) if found.delivery is Delivery.GATE else ()
-            given.append(GivenSecret(name, found.value, found.delivery, hosts, found.version, ""))
-    return tuple(given)
+        return await given(book, names)
+
+
+async def given(book: SecretBook, names: Sequence[str]) -> tuple[GivenSecret, ...]:
+    """Returns the operator's secrets, whose use is in the audit then. Raises InvalidInput, StoreFault."""
+    from skillyard.engine.secrets.service import GivenSecret
+
+    told = []
+    for name in names:
+        found = await book.find(name, DEFAULT_PROJECT, "")
+        if found is None:
+            raise InvalidInput("secret", f"is not stored: `skillyard secret set {name}`", shown(name))
+        event = SecretEvent(
+            at=book.clock.now(),
+            act=SecretAct.USED,
+            name=name,
+            principal=LOCAL.name,
+            project=DEFAULT_PROJECT,
+            scope=str(found.scope),
+            version=found.version,
+            delivery=found.delivery.value,
+            reason="jail",
+        )
+        await book.audit.record([event])
+        hosts = bound_hosts(found.hosts) if found.delivery is Delivery.GATE else ()
+        told.append(GivenSecret(name, found.value, found.delivery, hosts, found.version, ""))
+    return tuple(told)

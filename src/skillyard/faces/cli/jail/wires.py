@@ -73,8 +73,13 @@ class StandardWires:
                     view = view[put(view[:_SURE]) :]
 
     def close(self, stream: Stream) -> None:
-        """Lets go of a stream, so that its reader sees the end. Ours is silent from then on."""
+        """Lets go of a stream, so that its reader sees the end. Ours is silent from then on.
+
+        Standard error stays: this command's own last word goes there, such as why it ended the program.
+        """
         self._writers[stream] = _nowhere
+        if stream is Stream.STDERR:
+            return
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         os.dup2(null, _NUMBERS[stream])
         os.close(null)

@@ -302,6 +302,10 @@ class Sandboxes:
             sandbox.place.release()
         if self._environments.get(sandbox.shape.environment, {}).get("directories"):
             self._zygotes.let_go(sandbox.shape.key)
+            if sandbox.lease is not None:  # it had its one sandbox
+                del self._environments[sandbox.shape.environment]
+                for kept in (self._making, self._waiting):
+                    kept.pop(sandbox.shape, None)
 
     def _try_again(self, shape: Shape, why: str) -> None:
         """Nobody hears of one failure: a zygote may have been killed, and the next one is not. Nor of one that was made
