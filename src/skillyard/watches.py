@@ -6,14 +6,16 @@ the others with none.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import resource
 import select
 import selectors
 from collections.abc import Callable
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Watches:
@@ -100,4 +102,6 @@ class Selector(selectors.EpollSelector):
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """Returns an event loop that goes on when the user's watches are used up."""
+    import asyncio  # half of what a keeper, which has none, would import
+
     return asyncio.SelectorEventLoop(Selector())
