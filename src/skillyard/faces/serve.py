@@ -31,7 +31,7 @@ from skillyard.engine.app import App
 from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.services.sandboxes import TOOL as SANDBOXES
 from skillyard.engine.table import METHODS, invoke
-from skillyard.faces.http.app import METRICS, Beside, Endpoint, HttpLimits, create_app
+from skillyard.faces.http.app import METRICS, Endpoint, HttpLimits, create_app
 from skillyard.faces.http.guard import Authenticator, Bearer, Everybody, Hosts, is_loopback
 from skillyard.faces.http.lazy import Lazy, Part
 from skillyard.faces.http.lifecycle import Lifecycle, Phase
@@ -51,6 +51,7 @@ from skillyard.ports.tokens import TokenStore
 from skillyard.runtime import Runtime
 
 if TYPE_CHECKING:
+    from skillyard.faces.e2b.assembly import E2bFace
     from skillyard.faces.observability.tracing import Tracing
 
 logger = logging.getLogger("skillyard.server")
@@ -240,12 +241,14 @@ def application(
     """
     settings = runtime.settings
     server, hosts = settings.server, Hosts(settings.server.host, settings.server.allowed_hosts)
+    e2b = _e2b(runtime, authenticator, still, lifecycle, hosts)
     services = ServiceFace(
         access=lambda: runtime.app.services.access,
         tickets=lambda: runtime.app.services.tickets,
         still=still,
         authenticator=authenticator,
         settings=settings.services,
+        of_traffic=None if e2b is None else e2b.access.of_traffic,
     )
     return create_app(
         dispatcher=Dispatcher(METHODS, call, metrics.call),
@@ -269,19 +272,19 @@ def application(
         open_routes=() if mcp is None else (Route(f"{METADATA}/mcp", Endpoint(metadata_of(settings.oidc))),),
         described={} if mcp is None else {"/mcp": lambda scope: resource_of(scope, f"{METADATA}/mcp")},
         services=services,
-        beside=_e2b(runtime, authenticator, still, lifecycle, hosts),
+        beside=e2b,
     )
 
 
 def _e2b(
     runtime: Runtime, authenticator: Authenticator, still: Still, lifecycle: Lifecycle, hosts: Hosts
-) -> Beside | None:
+) -> E2bFace | None:
     """Returns what puts the API of E2B before the server's own, where the settings want it."""
     if not runtime.settings.e2b_server.enabled:
         return None
-    from skillyard.faces.e2b.assembly import e2b_face
+    from skillyard.faces.e2b.assembly import E2bFace
 
-    return e2b_face(runtime, authenticator, still, lifecycle, hosts)
+    return E2bFace(runtime, authenticator, still, lifecycle, hosts)
 
 
 def mcp_part(runtime: Runtime, call: Invoke, lifecycle: Lifecycle, metrics: Metrics, news: News) -> Lazy:

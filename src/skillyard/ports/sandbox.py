@@ -200,6 +200,18 @@ class Forwarding(Protocol):
 
 
 @runtime_checkable
+class Forgetting(Protocol):
+    """A sandbox that can let go of programs. It keeps their output for as long as it lives otherwise."""
+
+    async def forget(self, id: str) -> None:
+        """Lets go of a program that has ended, and of its output.
+
+        Raises SandboxGone for one that is not known, SandboxFault for one that has not ended.
+        """
+        ...
+
+
+@runtime_checkable
 class Snapshotting(Protocol):
     """A sandbox that can be saved (the ability ``snapshots``). ``SandboxSpec.snapshot`` makes others of what was saved.
 

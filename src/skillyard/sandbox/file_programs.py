@@ -24,8 +24,9 @@ from skillyard.domain.errors import (
 from skillyard.domain.sandbox.spec import AtCap, Entry, Stream, StreamLimits
 from skillyard.domain.work.record import Outcome
 from skillyard.guest.files import DAMAGED, MAX_ENTRIES, MISSING, NO_SPACE, NOT_REGULAR, PIECE, REFUSED, WINDOW
-from skillyard.ports.sandbox import Process
+from skillyard.ports.sandbox import Forgetting, Process
 
+Forget = Callable[[str], Awaitable[None]]
 StartFiles = Callable[[], Awaitable[Process]]
 """Starts the files program with its standard input open, and with :data:`STREAMS`."""
 
@@ -47,8 +48,10 @@ _KINDS = frozenset({"file", "directory", "link", "other"})
 class Files:
     """The file operations of the port, over programs that ``start`` starts."""
 
-    def __init__(self, start: StartFiles) -> None:
+    def __init__(self, start: StartFiles, forget: Forget | None = None) -> None:
+        """``forget`` lets go of a program that has ended."""
         self._start = start
+        self._forget = forget
         self._idle: _Server | None = None
         self._leaving: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -165,7 +168,7 @@ class Files:
             self._leaving = None
         if server is not None and server.alive:
             return server
-        return _Server(await self._start())
+        return _Server(await self._start(), self._forget)
 
     def _done(self, server: _Server) -> None:
         if self._idle is not None:
@@ -231,8 +234,9 @@ class _Refused(Exception):
 class _Server:
     """One files program."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, forget: Forget | None) -> None:
         self._process = process
+        self._forget = forget
         self._output = process.output(Stream.STDOUT)
         self._read = bytearray()
         self._end = asyncio.ensure_future(process.wait())
@@ -287,7 +291,9 @@ class _Server:
         try:
             await (self._process.close_stdin() if orderly else self._process.kill("nobody asks it any more"))
             await self._process.wait()
-        except SandboxGone:
+            if self._forget is not None:
+                await self._forget(self._process.id)
+        except (SandboxGone, SandboxFault):  # nothing is left of it, or it stays known for as long as the sandbox
             return
 
     async def _send(self, data: bytes) -> None:
@@ -399,7 +405,7 @@ class FilesOfSandbox:
     @property
     def files(self) -> Files:
         if self._files is None:
-            self._files = Files(self.start_files)
+            self._files = Files(self.start_files, self.forget if isinstance(self, Forgetting) else None)
         return self._files
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:

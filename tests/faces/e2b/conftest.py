@@ -74,7 +74,7 @@ class Yard:
         return self.ask("POST", call, {name: value for name, value in given.items() if value}, json=message)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
     data_dir: Path = tmp_path_factory.mktemp("e2b") / "data"
     with Server(data_dir, **cast("Any", ENV)) as server:
@@ -82,7 +82,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
     end_kept()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def sandbox(yard: Yard) -> Iterator[Any]:
     """One sandbox for tests that disturb nobody."""
     made = yard.create(envs={"GREETING": "hello"})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,14 +17,14 @@ from skillyard.domain.work.record import Ending, Outcome
 from skillyard.engine.runs.active import ActiveRun
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.clock import Ids
-from skillyard.ports.sandbox import Process, Sandbox
+from skillyard.ports.sandbox import Forgetting, Process, Sandbox
 
 STREAMS = StreamLimits(log_bytes=16 * 1024 * 1024, channel_bytes=64 * 1024 * 1024, at_cap=AtCap.RING)
 """Each stream keeps its end: output that nobody reads stops no program."""
 NUMBER = "SKILLYARD_PROGRAM"
 """The variable by which the processes of a program are found again inside."""
-MOST = 10_000
-"""Programs that one sandbox may start: its backend keeps the end of each as long as the sandbox."""
+MOST = 2000
+"""Programs of which a sandbox holds the output: those at work, and all ended ones where it cannot forget them."""
 MOST_AT_ONCE = 512
 _FIRST = 1000
 _APART = 10_000
@@ -46,6 +48,19 @@ class Started:
     stdin: bool = False
     read: dict[Stream, int] = field(default_factory=dict)
     ending: Ending | None = None
+    holders: int = 0
+    """Callers that use it. It is forgotten when it has ended, and nobody does."""
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __enter__(self) -> Started:
+        self.holders += 1
+        self.idle.clear()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.holders -= 1
+        if not self.holders:
+            self.idle.set()
 
     async def output(self, stream: Stream) -> AsyncIterator[bytes]:
         """Yields a stream from where its last reader stopped, up to its end. Bytes that a ring lost are left out."""
@@ -82,6 +97,11 @@ class Started:
 def python(code: str, args: Mapping[str, Any]) -> Guest:
     """Returns our own Python code as a program, which ``main`` is called of."""
     return Guest(GuestCall("blob:none-", entrypoint="main", code=code, args=args).request() | {"files": {}})
+
+
+async def _killed(started: Started) -> None:
+    with suppress(SandboxGone):
+        await started.process.kill("nobody waits for it any more")
 
 
 class Programs:
@@ -121,7 +141,7 @@ class Programs:
         timeout_ms: int | None = None,
         streams: StreamLimits = STREAMS,
     ) -> Started:
-        """Starts a program with the variables of the sandbox, below its own.
+        """Starts a program with the variables of the sandbox, below its own. Its caller holds it from then on.
 
         One of which nothing is ``told`` is a help of the server's, and not listed.
         Raises QuotaExceeded, SandboxGone, SandboxFault, GateFault.
@@ -142,11 +162,11 @@ class Programs:
         self._count += 1
         process = await self.sandbox.start(program, id=id, timeout_ms=timeout_ms, streams=streams)
         stdin = isinstance(program, Argv) and program.stdin
-        started = Started(number, id, told or {}, process, stdin)
+        started = Started(number, id, told or {}, process, stdin, holders=1)
         if told is not None:
             self._held[number] = started
-            self._tasks.spawn(self._await_end(started), f"program {id}")
             self._note(started)
+        self._tasks.spawn(self._await_end(started), f"program {id}")
         return started
 
     async def call(self, code: str, args: Mapping[str, Any], timeout_ms: int) -> dict[str, Any]:
@@ -155,7 +175,13 @@ class Programs:
         Raises SandboxFault where there is none, SandboxGone, QuotaExceeded.
         """
         started = await self.start(python(code, args), None, timeout_ms=timeout_ms)
-        return await started.value()
+        try:
+            return await started.value()
+        except BaseException:
+            await self._tasks.shielded(_killed(started), f"end of {started.id}")
+            raise
+        finally:
+            started.__exit__()
 
     async def find(self, number: int) -> Started:
         """Returns a program that has not ended. Raises InvalidInput for one that is not known."""
@@ -169,6 +195,7 @@ class Programs:
         except SandboxGone:
             raise InvalidInput("process", "is not one at work here", shown(number)) from None
         held = self._held[number] = Started(number, before["id"], before["told"], process, bool(before["stdin"]))
+        held.idle.set()
         self._tasks.spawn(self._await_end(held), f"program {held.id}")
         return held
 
@@ -193,6 +220,11 @@ class Programs:
     async def _await_end(self, started: Started) -> None:
         started.ending = await started.process.wait()
         self._held.pop(started.number, None)
+        await started.idle.wait()
+        if isinstance(self.sandbox, Forgetting) and started.ending.outcome is not Outcome.LOST:
+            with suppress(SandboxFault):  # of an older keeper: it stays known
+                await self.sandbox.forget(started.id)
+                self._count -= 1
 
     def _note(self, started: Started) -> None:
         """Writes down that it was started, for a later server and for who looks at the run."""

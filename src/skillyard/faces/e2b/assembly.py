@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
@@ -31,43 +30,40 @@ from skillyard.runtime import Runtime
 KEY_FILE = "e2b.key"
 
 
-def e2b_face(
-    runtime: Runtime, authenticator: Authenticator, still: Still, life: ServerLife, hosts: Hosts
-) -> Callable[[ASGIApp, Count], ASGIApp]:
-    """Returns what puts the face before an application; ``Count`` hears of each answer."""
-    settings = runtime.settings
-    tokens = Tokens(cache(partial(key_of, settings.data_dir / KEY_FILE)))
-    access = Access(lambda: runtime.app.sandboxes, authenticator, still, tokens, time.time)
-    lifecycle = Lifecycle(
-        sandboxes=lambda: runtime.app.sandboxes,
-        history=lambda: runtime.app.history,
-        clock=runtime.clock,
-        tokens=tokens,
-        settings=settings.e2b_server,
-        network=settings.network,
-        services=settings.services,
-        own_port=lambda: runtime.app.services.endpoints.own_port or 0,
-        environments=lambda: settings.environments,
-    )
-    intake = Intake(settings.server.body_bytes, ByteBudget(8 * settings.server.body_bytes))
-    watches = Watches(life, lambda work, name: runtime.app.sandboxes.spawn(work, name))
-    daemon = Daemon(
-        access,
-        lambda: runtime.app.sandboxes,
-        {**Processes(life).calls(), **Names().calls(), **watches.calls()},
-    )
-    files = Files(access, daemon, life, settings.e2b_server.file_bytes)
+class E2bFace:
+    """The face of one runtime. Calling it puts the face before an application."""
 
-    async def envd(call: Call, named: str) -> None:
-        await (files if call.path == PATH else daemon)(call, named)
+    def __init__(
+        self, runtime: Runtime, authenticator: Authenticator, still: Still, life: ServerLife, hosts: Hosts
+    ) -> None:
+        settings = runtime.settings
+        tokens = Tokens(cache(partial(key_of, settings.data_dir / KEY_FILE)))
+        self.access = access = Access(lambda: runtime.app.sandboxes, authenticator, still, tokens, time.time)
+        lifecycle = Lifecycle(
+            sandboxes=lambda: runtime.app.sandboxes,
+            history=lambda: runtime.app.history,
+            clock=runtime.clock,
+            tokens=tokens,
+            settings=settings.e2b_server,
+            network=settings.network,
+            services=settings.services,
+            own_port=lambda: runtime.app.services.endpoints.own_port or 0,
+            environments=lambda: settings.environments,
+        )
+        watches = Watches(life, lambda work, name: runtime.app.sandboxes.spawn(work, name))
+        calls = {**Processes(life).calls(), **Names().calls(), **watches.calls()}
+        daemon = Daemon(access, lambda: runtime.app.sandboxes, calls)
+        files = Files(access, daemon, life, settings.e2b_server.file_bytes)
 
-    e2b = E2b(access, lifecycle, {ENVD_PORT: envd}, intake, life, settings.services.domain)
-    guard = _Guard(e2b, hosts, settings.services.domain)
+        async def envd(call: Call, named: str) -> None:
+            await (files if call.path == PATH else daemon)(call, named)
 
-    def before(app: ASGIApp, count: Count) -> ASGIApp:
-        return Door(app, Edge(guard, count, shape=refusal))
+        intake = Intake(settings.server.body_bytes, ByteBudget(8 * settings.server.body_bytes))
+        e2b = E2b(access, lifecycle, {ENVD_PORT: envd}, intake, life, settings.services.domain)
+        self._guard = _Guard(e2b, hosts, settings.services.domain)
 
-    return before
+    def __call__(self, app: ASGIApp, count: Count) -> ASGIApp:
+        return Door(app, Edge(self._guard, count, shape=refusal))
 
 
 class _Guard:

@@ -17,11 +17,11 @@ from typing import Any
 from skillyard.domain.errors import SkillyardError, shape
 from skillyard.faces.e2b.call import Call, parsed
 from skillyard.faces.e2b.errors import INVALID, UNAVAILABLE, UNIMPLEMENTED, RpcRefusal, rpc_error
-from skillyard.faces.http.errors import MethodNotAllowed, Unavailable
+from skillyard.faces.http.errors import MethodNotAllowed
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.replies import end, piece, reply, start
 from skillyard.faces.http.request import HttpCaller
-from skillyard.faces.rpc.wire import CallerGone, dumps
+from skillyard.faces.rpc.wire import dumps
 
 _UNARY, _STREAM = "application/json", "application/connect+json"
 _HEAD = 5
@@ -107,11 +107,10 @@ async def stream(call: Call, life: Lifecycle, messages: AsyncIterator[Message], 
     await start(call.send, 200, {"content-type": _STREAM})
     async with HttpCaller(call.receive, life) as caller:
         try:
-            last = await caller.wait(_sent(call, messages, silent))
-        except CallerGone:
-            raise
-        except Unavailable as stopped:
-            last = {"error": {"code": UNAVAILABLE, "message": stopped.message}}
+            async with life.until_drained():
+                last = await caller.wait(_sent(call, messages, silent))
+        except TimeoutError:
+            last = {"error": {"code": UNAVAILABLE, "message": "the server is stopping"}}
     await piece(call.send, frame(last, _LAST))
     await end(call.send)
 

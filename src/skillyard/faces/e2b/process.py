@@ -93,7 +93,8 @@ class Processes:
     async def connect(self, call: Call, place: Place) -> None:
         message = await connect.only(call, place.owner)
         started = await _selected(place, message)
-        await connect.stream(call, self._life, _events(place, started, connect.timeout_ms(call)), _SILENT)
+        with started:
+            await connect.stream(call, self._life, _events(place, started, connect.timeout_ms(call)), _SILENT)
 
     async def list(self, call: Call, place: Place) -> None:
         await connect.unary(call, place.owner)
@@ -161,9 +162,12 @@ async def _begun(place: Place, message: connect.Message, timeout_ms: int | None)
         started = await place.programs.start(program, told, timeout_ms=timeout_ms or MOST_TIMEOUT_MS)
     except SandboxGone:
         raise NotRunning(sandbox_id(place.record)) from None
-    async with aclosing(_events(place, started, None)) as events:  # type: ignore[type-var]
-        async for event in events:
-            yield event
+    try:
+        async with aclosing(_events(place, started, None)) as events:  # type: ignore[type-var]
+            async for event in events:
+                yield event
+    finally:
+        started.__exit__()
 
 
 async def _program(place: Place, message: connect.Message) -> tuple[Argv, dict[str, Any]]:

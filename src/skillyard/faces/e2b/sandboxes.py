@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 from skillyard.config.faces.e2b import E2bServerSettings
 from skillyard.config.network import NetworkSettings
 from skillyard.config.services import ServiceSettings
-from skillyard.domain.errors import InvalidInput, RunNotFound, shown
+from skillyard.domain.errors import InvalidInput, RunNotFound, shape, shown
 from skillyard.domain.principal import Principal
 from skillyard.domain.sandbox.image import is_by_digest
 from skillyard.domain.work.record import RunRecord
@@ -52,9 +52,9 @@ class Lifecycle:
         body = await call.json(principal.name)
         _refuse_what_is_not_here(body)
         template = text_of(body, "templateID", "base")
-        network = body.get("network") or {}
+        network = {} if body.get("network") is None else body["network"]
         if not isinstance(network, dict):
-            raise InvalidInput("network", "must be an object")
+            raise InvalidInput("network", "must be an object", shape(network))
         asked = {**network, "allow_internet_access": body.get("allow_internet_access")}
         record = await self.sandboxes().make(
             principal,

@@ -88,8 +88,11 @@ class Watcher:
         """Ends the program inside."""
         if self.reading is not None:
             self.reading.cancel()
-        with suppress(SkillyardError):
-            await self.started.process.kill("nobody watches any more")
+        try:
+            with suppress(SkillyardError):
+                await self.started.process.kill("nobody watches any more")
+        finally:
+            self.started.__exit__()
 
 
 class Watches:
@@ -160,7 +163,11 @@ async def _watch(place: Place, message: connect.Message, timeout_ms: int | None)
     except SandboxGone:
         raise NotRunning(sandbox_id(place.record)) from None
     watcher = Watcher(started, place, path)
-    await _begun(watcher)
+    try:
+        await _begun(watcher)
+    except BaseException:
+        await watcher.end()
+        raise
     return watcher
 
 

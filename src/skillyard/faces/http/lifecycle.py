@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from enum import StrEnum
 from typing import Any
 
@@ -34,6 +34,7 @@ class Lifecycle:
         self._working = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._endless: set[asyncio.Timeout] = set()
         self._stoppable: set[Callable[[Exception], None]] = set()
 
     def ready(self, facts: Mapping[str, Any]) -> None:
@@ -43,6 +44,8 @@ class Lifecycle:
     def drain(self) -> None:
         self.phase = Phase.DRAINING
         self.on_drain()
+        for bound in self._endless:
+            bound.reschedule(asyncio.get_running_loop().time())
 
     def check(self) -> None:
         """Raises Unavailable unless requests are served."""
@@ -60,6 +63,16 @@ class Lifecycle:
             self._working -= 1
             if not self._working:
                 self._idle.set()
+
+    @asynccontextmanager
+    async def until_drained(self) -> AsyncIterator[None]:
+        """Runs the block. Raises TimeoutError when the server begins to stop: for answers without an end."""
+        async with asyncio.timeout(0 if self.phase is Phase.DRAINING else None) as bound:
+            self._endless.add(bound)
+            try:
+                yield
+            finally:
+                self._endless.discard(bound)
 
     @contextmanager
     def stoppable(self, stop: Callable[[Exception], None]) -> Iterator[None]:

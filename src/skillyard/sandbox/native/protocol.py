@@ -20,6 +20,7 @@ SINCE: Mapping[str, int] = {
     "destroy": 1,
     "environment": 1,
     "follow": 2,
+    "forget": 4,
     "forward": 2,
     "keep": 3,
     "kill": 1,

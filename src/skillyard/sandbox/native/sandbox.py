@@ -239,6 +239,10 @@ class NativeSandbox(FilesOfSandbox):
             raise
         return process
 
+    async def forget(self, id: str) -> None:
+        await self._link.answer({"op": "forget", "handle": self.handle, "id": id})
+        self.processes.pop(id, None)
+
     async def start_files(self) -> NativeProcess:
         id = f".files-{os.urandom(8).hex()}"  # another server may have started one before
         program = Argv(self.files_program(), stdin=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from urllib.parse import parse_qsl, urlencode
 
@@ -21,11 +21,14 @@ from skillyard.faces.http.guard import Authenticator, authorization_of, check_he
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.replies import SECURITY_HEADERS, end
 from skillyard.faces.http.services.exchange import Bounds, Exchange
-from skillyard.faces.http.services.fields import ByHost, ByPath
+from skillyard.faces.http.services.fields import TRAFFIC, ByHost, ByPath
 from skillyard.faces.http.services.places import Place, by_host, by_path, name_pattern
 from skillyard.faces.http.services.revocation import Revocation, Still
 from skillyard.faces.http.services.switching import TUNNELLED, check_offer, check_tunnel, relay
 from skillyard.values import dataclass
+
+OfTraffic = Callable[[str, str], Awaitable[Principal | None]]
+"""Returns the owner of a run whose token this is; None for another token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class ServiceFace:
     still: Still
     authenticator: Authenticator
     settings: ServiceSettings
+    of_traffic: OfTraffic | None = None
+    """Finds the owner of a sandbox by the token for its ports, where sandboxes have such tokens."""
 
 
 class ServicePorts:
@@ -176,6 +181,12 @@ class HostEndpoint:
         authorization = authorization_of(scope)
         if authorization is not None:
             return await self._face.authenticator.principal(authorization)
+        given = [value.decode("latin-1") for name, value in scope["headers"] if name == TRAFFIC]
+        if given and self._face.of_traffic is not None:
+            owner = await self._face.of_traffic(place.task_id, given[0]) if len(given) == 1 else None
+            if owner is None:
+                raise Unauthenticated(f"{TRAFFIC.decode()}: is not the token of this sandbox", presented=True)
+            return owner
         for value in rules.ours(scope["headers"])[:8]:
             name = self._face.tickets().visitor(value, place.task_id, place.port)
             principal = None if name is None else await self._face.still(name)

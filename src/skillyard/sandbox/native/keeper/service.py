@@ -302,6 +302,17 @@ class Service:
         sandbox.kill_program(program, "cancelled", header["reason"])
         self._answer(number)
 
+    def _do_forget(self, number: Number, header: Header, body: bytes) -> None:
+        """Lets go of a program that has ended, and of all that it wrote."""
+        sandbox, program = self._program(header)
+        if program.ending is None or sandbox.dead or sandbox.lease is None or sandbox.lease.single:
+            raise Unknown("the program has not ended, or is the sandbox's only one")
+        for follow in [follow for follow, followed in self._followed.items() if followed is program]:
+            self._unfollow(follow)
+        del sandbox.programs[program.id]
+        program.drop()
+        self._answer(number)
+
     def _do_survey(self, number: Number, header: Header, body: bytes) -> None:
         now = time.monotonic()
         held = [
