@@ -248,7 +248,7 @@ def application(
         still=still,
         authenticator=authenticator,
         settings=settings.services,
-        of_traffic=None if e2b is None else e2b.access.of_traffic,
+        passes=None if e2b is None else e2b.passes,
     )
     return create_app(
         dispatcher=Dispatcher(METHODS, call, metrics.call),

@@ -131,7 +131,7 @@ def test_it_works_asynchronously(yard: Yard) -> None:
         )
         await made.commands.send_stdin(handle.pid, "two\n")
         assert (await handle.wait()).stdout == "one\ntwo\n"
-        assert said == ["one\n", "two\n"]
+        assert "".join(said) == "one\ntwo\n"
         assert await made.kill()
 
     asyncio.run(work())

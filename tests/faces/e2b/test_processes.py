@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -48,6 +48,19 @@ def test_input_reaches_a_program_up_to_its_end(sandbox: Any) -> None:
     with pytest.raises(Exception, match="started without it"):
         sandbox.commands.send_stdin(without.pid, "x")
     assert without.kill()
+
+
+def test_input_is_streamed_as_it_comes(sandbox: Any) -> None:
+    handle = sandbox.commands.run("while read line; do echo got $line; done", background=True, stdin=True)
+    events = iter(handle)
+
+    def typed() -> Iterator[str]:
+        for word in ("one", "two", "three"):
+            yield f"{word}\n"
+            assert next(events)[0] == f"got {word}\n"  # before the next one is sent
+
+    sandbox.commands.stream_input(handle.pid, typed())
+    handle.kill()
 
 
 def test_a_background_program_is_listed_left_and_found_again(sandbox: Any, until: Until) -> None:

@@ -30,9 +30,10 @@ class Stay:
         """Returns the JSON form, which has the names of the fields."""
         return {**asdict(self), "metadata": dict(self.metadata)}
 
-    def begun(self, now: float) -> dict[str, Any]:
+    def begun(self, now: float, terminals: bool) -> dict[str, Any]:
         """Returns what the record of its run says. ``until`` is in seconds of CLOCK_BOOTTIME, as ``now`` is."""
-        return {"until": now + self.seconds, "template": self.template, "metadata": dict(self.metadata)}
+        words = {"template": self.template, "metadata": dict(self.metadata)}
+        return {"until": now + self.seconds, "terminals": terminals, **words}
 
 
 def check_metadata(given: Mapping[str, object]) -> dict[str, str]:

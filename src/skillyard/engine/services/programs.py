@@ -161,7 +161,7 @@ class Programs:
             program = replace(program, env=env)
         self._count += 1
         process = await self.sandbox.start(program, id=id, timeout_ms=timeout_ms, streams=streams)
-        stdin = isinstance(program, Argv) and program.stdin
+        stdin = isinstance(program, Argv) and program.reads
         started = Started(number, id, told or {}, process, stdin, holders=1)
         if told is not None:
             self._held[number] = started
@@ -232,6 +232,6 @@ class Programs:
         assert ledger is not None, "it is detached"
         told = {name: value for name, value in started.told.items() if name != "envs"}
         if len(str(told)) > _SHOWN:
-            told = {name: value for name, value in told.items() if isinstance(value, str) and len(value) < _SHOWN}
+            told = {name: value for name, value in told.items() if len(str(value)) < _SHOWN // 4}
         data = {"number": started.number, "id": started.id, "stdin": started.stdin, "told": told}
         self._tasks.spawn(ledger.tell(_STARTED, data), f"note of {started.id}")

@@ -26,6 +26,8 @@ from skillyard.faces.http.services.revocation import Still
 KEY_BYTES = 32
 _RUN = "run_"
 _ID = re.compile(r"[a-z0-9]{1,52}")
+TRAFFIC = b"e2b-traffic-access-token"
+"""The field by which a program shows the token for the ports of a sandbox."""
 READ, WRITE = "read", "write"
 _V1 = "v1_"
 _ENVD, _TRAFFIC = b"envd", b"traffic"

@@ -10,7 +10,7 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from skillyard.domain.errors import Forbidden, StoreFault
-from skillyard.faces.e2b.access import KEY_BYTES, Access, Tokens
+from skillyard.faces.e2b.access import KEY_BYTES, TRAFFIC, Access, Tokens
 from skillyard.faces.e2b.app import ENVD_PORT, Door, E2b, refusal
 from skillyard.faces.e2b.call import Call, Intake
 from skillyard.faces.e2b.daemon import Daemon
@@ -24,6 +24,7 @@ from skillyard.faces.http.guard import Authenticator, Hosts, check_head, is_name
 from skillyard.faces.http.lifecycle import Lifecycle as ServerLife
 from skillyard.faces.http.replies import Count, Edge
 from skillyard.faces.http.request import ByteBudget
+from skillyard.faces.http.services.endpoint import Passes
 from skillyard.faces.http.services.revocation import Still
 from skillyard.runtime import Runtime
 
@@ -38,7 +39,8 @@ class E2bFace:
     ) -> None:
         settings = runtime.settings
         tokens = Tokens(cache(partial(key_of, settings.data_dir / KEY_FILE)))
-        self.access = access = Access(lambda: runtime.app.sandboxes, authenticator, still, tokens, time.time)
+        access = Access(lambda: runtime.app.sandboxes, authenticator, still, tokens, time.time)
+        self.passes = Passes(TRAFFIC, access.of_traffic)
         lifecycle = Lifecycle(
             sandboxes=lambda: runtime.app.sandboxes,
             history=lambda: runtime.app.history,

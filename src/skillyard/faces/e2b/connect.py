@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
 from skillyard.domain.errors import SkillyardError, shape
 from skillyard.faces.e2b.call import Call, parsed
 from skillyard.faces.e2b.errors import INVALID, UNAVAILABLE, UNIMPLEMENTED, RpcRefusal, rpc_error
+from skillyard.faces.http import request
 from skillyard.faces.http.errors import MethodNotAllowed
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.replies import end, piece, reply, start
@@ -27,6 +28,10 @@ _UNARY, _STREAM = "application/json", "application/connect+json"
 _HEAD = 5
 _LAST, _COMPRESSED = 0b10, 0b01
 _TIMEOUT = re.compile(r"[0-9]{1,10}")
+MOST_MESSAGE, MOST_STREAM = 8 * 1024 * 1024, 1 << 40
+"""Bytes of one message of an endless request, and of all of them."""
+_PACE = request.Pace(idle_s=24 * 3600.0, bytes_per_s=1)
+"""A person at a terminal types at any pace."""
 _USUAL_PING_S, _LEAST_PING_S = 90.0, 1.0
 Message = Mapping[str, Any]
 
@@ -66,30 +71,54 @@ async def answer(call: Call, message: Message) -> None:
 
 async def only(call: Call, owner: str) -> dict[str, Any]:
     """Returns the one message of a call whose answer is a stream. Raises RpcRefusal, InvalidInput."""
-    messages = await several(call, owner)
+    _check(call, _STREAM)
+    data = await call.raw(owner)
+    frames = Frames(len(data))
+    messages = frames.feed(data)
+    frames.finish()
     if len(messages) != 1:
         raise RpcRefusal(INVALID, f"the request must have one message, not {len(messages)}")
-    return messages[0]
+    return parsed(messages[0])
 
 
-async def several(call: Call, owner: str) -> list[dict[str, Any]]:
-    """Returns the messages of a request that is a stream. Raises RpcRefusal, InvalidInput."""
+async def incoming(call: Call) -> AsyncGenerator[dict[str, Any]]:
+    """Yields the messages of a request that is a stream, as they come. Raises RpcRefusal, InvalidInput, CallerGone."""
     _check(call, _STREAM)
-    return [parsed(data) for data in frames(await call.raw(owner))]
+    frames = Frames(MOST_MESSAGE)
+    async with aclosing(request.stream(call.scope, call.receive, MOST_STREAM, _PACE)) as pieces:
+        async for data in pieces:
+            for message in frames.feed(data):
+                yield parsed(message)
+    frames.finish()
 
 
-def frames(data: bytes) -> list[bytes]:
-    """Returns the messages of a whole stream. Raises RpcRefusal for a stream that breaks the protocol."""
-    found, at = [], 0
-    while at < len(data):
-        flags, size = data[at], int.from_bytes(data[at + 1 : at + _HEAD])
-        if flags & _COMPRESSED:
-            raise RpcRefusal(UNIMPLEMENTED, "messages are taken uncompressed")
-        if flags or len(data) < at + _HEAD + size:
-            raise RpcRefusal(INVALID, "the request is not a stream of whole messages")
-        found.append(data[at + _HEAD : at + _HEAD + size])
-        at += _HEAD + size
-    return found
+class Frames:
+    """Reads a stream of messages, however it is cut. A message has at most ``most`` bytes."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._read = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Returns the messages that ``data`` completes. Raises RpcRefusal for a stream that breaks the protocol."""
+        self._read += data
+        found = []
+        while len(self._read) >= _HEAD:
+            flags, size = self._read[0], int.from_bytes(self._read[1:_HEAD])
+            if flags & _COMPRESSED:
+                raise RpcRefusal(UNIMPLEMENTED, "messages are taken uncompressed")
+            if flags or size > self._most:
+                raise RpcRefusal(INVALID, f"the request is not a stream of messages of at most {self._most} bytes")
+            if len(self._read) < _HEAD + size:
+                break
+            found.append(bytes(self._read[_HEAD : _HEAD + size]))
+            del self._read[: _HEAD + size]
+        return found
+
+    def finish(self) -> None:
+        """Raises RpcRefusal for a stream that ends within a message."""
+        if self._read:
+            raise RpcRefusal(INVALID, "the request ends within a message")
 
 
 def frame(message: Message, flags: int = 0) -> bytes:

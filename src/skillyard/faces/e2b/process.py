@@ -21,7 +21,7 @@ from skillyard.faces.e2b import connect
 from skillyard.faces.e2b.access import sandbox_id
 from skillyard.faces.e2b.call import Call, flag_of, text_of, texts_of
 from skillyard.faces.e2b.daemon import Answer, Place
-from skillyard.faces.e2b.errors import DEADLINE, INVALID, NOT_FOUND, PRECONDITION, NotRunning, RpcRefusal
+from skillyard.faces.e2b.errors import DEADLINE, INVALID, NOT_FOUND, PRECONDITION, UNIMPLEMENTED, NotRunning, RpcRefusal
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.ports.sandbox import OnTerminal
 
@@ -108,15 +108,16 @@ class Processes:
         await connect.answer(call, {})
 
     async def stream_input(self, call: Call, place: Place) -> None:
-        messages = await connect.several(call, place.owner)
-        if not messages:
-            raise RpcRefusal(INVALID, "the stream must begin with the process")
-        _, first = connect.chosen(messages[0], "start")
-        started = await _selected(place, first if isinstance(first, dict) else {})
-        for message in messages[1:]:
-            kind, data = connect.chosen(message, "data", "keepalive")
-            if kind == "data" and isinstance(data, dict):
-                await _send(started, connect.part(data, "input"))
+        started: Started | None = None
+        async with aclosing(connect.incoming(call)) as messages:
+            async for message in messages:
+                kind, data = connect.chosen(message, "start", "data", "keepalive")
+                if kind == "start" and started is None and isinstance(data, dict):
+                    started = await _selected(place, data)
+                elif started is None or kind == "start":
+                    raise RpcRefusal(INVALID, "the stream must begin with one process")
+                elif kind == "data":
+                    await _send(started, connect.part(connect.part(message, "data"), "input"))
         await connect.stream(call, self._life, _one({}), {})
 
     async def close_stdin(self, call: Call, place: Place) -> None:
@@ -191,6 +192,8 @@ async def _program(place: Place, message: connect.Message) -> tuple[Argv, dict[s
         told["tag"] = tag
     terminal = None
     if message.get("pty") is not None:
+        if not (place.record.stay or {}).get("terminals"):
+            raise RpcRefusal(UNIMPLEMENTED, f"pty: the isolation '{place.record.isolation}' has no pseudo-terminals")
         terminal = _size(connect.part(message, "pty")) or Terminal()
         told["pty"] = True
     stdin = flag_of(message, "stdin", usual=True)

@@ -21,14 +21,29 @@ from skillyard.faces.http.guard import Authenticator, authorization_of, check_he
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.replies import SECURITY_HEADERS, end
 from skillyard.faces.http.services.exchange import Bounds, Exchange
-from skillyard.faces.http.services.fields import TRAFFIC, ByHost, ByPath
+from skillyard.faces.http.services.fields import ByHost, ByPath
 from skillyard.faces.http.services.places import Place, by_host, by_path, name_pattern
 from skillyard.faces.http.services.revocation import Revocation, Still
 from skillyard.faces.http.services.switching import TUNNELLED, check_offer, check_tunnel, relay
 from skillyard.values import dataclass
 
-OfTraffic = Callable[[str, str], Awaitable[Principal | None]]
-"""Returns the owner of a run whose token this is; None for another token."""
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Tokens for the ports of one sandbox, which come in a ``field`` of their own.
+
+    ``owner`` returns the owner of a run whose token it is; None for another token.
+    """
+
+    field: bytes
+    owner: Callable[[str, str], Awaitable[Principal | None]]
+
+    def taken(self, scope: Scope) -> list[str]:
+        """Returns the tokens of a request, and takes them out: no service sees them."""
+        found = [value.decode("latin-1") for name, value in scope["headers"] if name == self.field]
+        if found:
+            scope["headers"] = [pair for pair in scope["headers"] if pair[0] != self.field]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +58,8 @@ class ServiceFace:
     still: Still
     authenticator: Authenticator
     settings: ServiceSettings
-    of_traffic: OfTraffic | None = None
-    """Finds the owner of a sandbox by the token for its ports, where sandboxes have such tokens."""
+    passes: Passes | None = None
+    """Tokens for the ports of one sandbox, where sandboxes have such."""
 
 
 class ServicePorts:
@@ -178,14 +193,16 @@ class HostEndpoint:
         await self._ports.pass_on(scope, receive, send, await self._principal(scope, place, rules), place, rules)
 
     async def _principal(self, scope: Scope, place: Place, rules: ByHost) -> Principal:
+        passes, given = self._face.passes, []
+        if passes is not None:
+            given = passes.taken(scope)
         authorization = authorization_of(scope)
         if authorization is not None:
             return await self._face.authenticator.principal(authorization)
-        given = [value.decode("latin-1") for name, value in scope["headers"] if name == TRAFFIC]
-        if given and self._face.of_traffic is not None:
-            owner = await self._face.of_traffic(place.task_id, given[0]) if len(given) == 1 else None
+        if passes is not None and given:
+            owner = await passes.owner(place.task_id, given[0]) if len(given) == 1 else None
             if owner is None:
-                raise Unauthenticated(f"{TRAFFIC.decode()}: is not the token of this sandbox", presented=True)
+                raise Unauthenticated(f"{passes.field.decode()}: is not the token of this sandbox", presented=True)
             return owner
         for value in rules.ours(scope["headers"])[:8]:
             name = self._face.tickets().visitor(value, place.task_id, place.port)

@@ -22,9 +22,7 @@ _HOP = frozenset({
 })  # fmt: skip
 """Fields for the next hop alone (RFC 9110 §7.6.1)."""
 _FRAMING = frozenset({b"host", b"content-length", *_HOP})
-TRAFFIC = b"e2b-traffic-access-token"
-"""The field by which a program shows the token for the ports of one sandbox."""
-_OURS = frozenset({b"authorization", b"forwarded", b"via", b"x-real-ip", TRAFFIC})
+_OURS = frozenset({b"authorization", b"forwarded", b"via", b"x-real-ip"})
 _STEERS_PROXIES = re.compile(
     rb"x-(?:accel|sendfile|lighttpd|reproxy)(?:-.*)?|(?:surrogate|cdn-cache)-control|edge-control"
 )
