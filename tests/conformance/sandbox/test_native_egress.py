@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from skillyard.config.backends import NativeSettings
 from skillyard.domain.errors import GateFault, ProtectionMissing, SandboxFault
 from skillyard.domain.network.session import DNS_PORT, MOST_PORTS, PROXY_PORT, TRUST_FILE, USUAL_PORTS, Egress, Endpoint
 from skillyard.domain.sandbox.content import Content
@@ -23,7 +24,7 @@ from skillyard.sandbox.native.grounds.namespaces import listening
 from skillyard.sandbox.native.inside import walls
 from skillyard.testing.sandbox_suite import Ground
 from skillyard.testing.sandbox_suite.egress import LOOK_UP, TALK
-from skillyard.testing.sandbox_suite.ground import fresh, look, processes
+from skillyard.testing.sandbox_suite.ground import fresh, look, processes, python, start, until
 from skillyard.testing.twin_gate import KNOWN_NAME, TwinGate
 from tests.hosts.landlock.host import need
 
@@ -201,3 +202,46 @@ def test_both_sides_say_the_same() -> None:
     assert str(session.OWN) == listening.SANDBOX_ADDRESS
     assert walls.TRUST == TRUST_FILE
     assert len(USUAL_PORTS) <= MOST_PORTS
+
+
+UNSENT = """
+import socket
+server = socket.create_server(('127.0.0.1', 8080))
+print('listens', flush=True)
+there = server.accept()[0]
+there.settimeout(1)
+try:
+    while True: there.send(b'x' * 65536)
+except OSError: pass
+"""
+LEFT = "import json; print(json.dumps([line.split()[3] for line in list(open('/proc/net/tcp'))[1:]]))"
+SET = """
+import json
+names = ('tcp_rto_max_ms', 'tcp_orphan_retries')
+print(json.dumps([open('/proc/sys/net/ipv4/' + name).read().strip() for name in names]))
+"""
+FIN_WAIT1 = "04"
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "python"])
+async def test_a_connection_whose_program_ended_does_not_live_for_minutes(tmp_path: Path, compiled: bool) -> None:
+    """What it holds is charged to nobody any more. By itself the kernel tries for two minutes to send it."""
+    if not os.path.exists("/proc/sys/net/ipv4/tcp_rto_max_ms"):
+        pytest.skip("this kernel has no net.ipv4.tcp_rto_max_ms")
+    backend = NativeBackend(tmp_path / "run", NativeSettings(compiled=compiled))
+    try:
+        if (found := (await backend.probe()).abilities["forwarding"]).level is Level.MISSING:
+            pytest.skip(found.why)
+        ground = Ground(backend, tmp_path)
+        async with ground.sandbox(Limits(timeout_ms=60_000), forwarding=True) as sandbox:
+            process = await start(sandbox, python(UNSENT))
+            await until(process, b"listens")
+            stream = await sandbox.forward(8080)  # type: ignore[attr-defined]
+            await process.wait()
+            assert await look(sandbox, SET) == ["1000", "1"]
+            async with asyncio.timeout(60):
+                while FIN_WAIT1 in await look(sandbox, LEFT):
+                    await asyncio.sleep(0.2)
+            await stream.close()
+    finally:
+        await backend.close()

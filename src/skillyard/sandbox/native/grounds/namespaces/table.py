@@ -150,7 +150,7 @@ def _terminals(most: int) -> bytes:
 @functools.lru_cache(64)
 def _proc(files: tuple[str, ...], directories: tuple[str, ...], cpus: tuple[int, ...]) -> bytes:
     quiet = _TMPFS | kernel.MS_NOEXEC
-    made = [_mount("proc", "/proc", "proc", quiet), *_pass_low_pids()]
+    made = [_mount("proc", "/proc", "proc", quiet), *_pass_low_pids(), *_drop_orphans_soon()]
     made += [_mount("/dev/null", f"/proc/{name}", "", kernel.MS_BIND) for name in files]
     made += [_mount(EMPTY, f"/proc/{name}", "", kernel.MS_BIND) for name in directories]
     made += [_mount("/proc/sys", "/proc/sys", "", kernel.MS_BIND), _read_only("/proc/sys", quiet)]
@@ -169,6 +169,13 @@ def _pass_low_pids() -> Iterator[Step]:
     yield _call("write", Slot(_ONE), reserved.encode(), len(reserved), lenient=ANY, skip=1)
     yield Step("fork once", 0, op=FORK_ONCE)
     yield _call("close", Slot(_ONE), lenient=ANY)
+
+
+def _drop_orphans_soon() -> Iterator[Step]:
+    for name, value in walls.TCP_SETTINGS.items():
+        yield _call("openat", _AT, _text(f"/proc/sys/net/ipv4/{name}"), _OPEN, 0, lenient=ANY, store=_ONE)
+        yield _call("write", Slot(_ONE), value.encode(), len(value), lenient=ANY)
+        yield _call("close", Slot(_ONE), lenient=ANY)
 
 
 def _ids(uid: int, own: bool) -> bytes:
