@@ -93,6 +93,8 @@ class Driver:
         self._channel = Channel(BlobSink(self._target), job.frames)
         self._parts = self._in_parts()
         self._left: Left | None = None
+        self._parting = False
+        """Whether the sandbox ends by itself, behind the answer."""
         self._found = Findings(queued_ms=self._elapsed_ms())
 
     async def run(self) -> RunRecord:
@@ -216,6 +218,7 @@ class Driver:
     async def _follow(self, sandbox: Sandbox, process: Process) -> Failure | None:
         broken, ending = await self._to_its_ending(process)
         self._found.usage = ending.usage
+        self._parting = ending.parting and self._ledger is None and self._loan.may_part
         self._found.log = await self._log(process)
         leaves = ending.outcome in _LEAVES and self._loan.interpreter is None
         if broken is None and self._channel.final is None and leaves:
@@ -343,9 +346,12 @@ class Driver:
         return final
 
     async def _close(self, final: RunRecord) -> RunRecord:
-        """No process, mount or file is left; then the record says so. Can be repeated."""
+        """No process, mount or file is left; then the record says so. Can be repeated.
+
+        Of a sandbox that is parting the kernel takes down the rest meanwhile, and the record is told when it is gone.
+        """
         tools, ledger = self._tools, self._ledger
-        seen = await self._loan.end()
+        seen = None if self._parting else await self._loan.end()
         if self._loan.interpreter is not None:
             final = replace(final, interpreter=self._loan.interpreter)
         if seen is not None:
@@ -361,12 +367,17 @@ class Driver:
             moved = await (tools.records if ledger is None else ledger).finish(final)
         finally:  # a record that could not be written is settled by a sweep; nobody waits for it until then
             tools.active.forget(self._active)
+        if self._parting:
+            self._loan.part(self._is_gone)
         if moved:
             if final.network is not None:
                 tools.emit(used(final))
             elapsed_ms = (tools.clock.monotonic() - self._job.taken_at) * 1000
             tools.emit(RunEnded(final, elapsed_ms, len(tools.active)))
         return final
+
+    async def _is_gone(self) -> None:
+        await self._tools.records.note_gone(self._run_id, round(self._elapsed_ms() - self._found.ended_ms, 3))
 
     async def _abandon(self) -> None:
         """The caller went away: end the tree, keep what there is, confirm, record."""
@@ -383,6 +394,7 @@ class Driver:
         await self._end_early(Failure(*told))
 
     async def _end_early(self, failure: Failure) -> None:
+        self._parting = False  # who ends a run waits until nothing of it is left
         if self._final is None:
             with suppress(SkillyardError, TimeoutError):
                 async with asyncio.timeout(PATIENCE_S):

@@ -7,7 +7,7 @@ confirm. A sandbox that outlives its server is let go instead of destroyed when 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -205,6 +205,35 @@ class Loan:
             self._seen = await self._end_network(self.network)
         self._over = True
         return self._seen
+
+    @property
+    def may_part(self) -> bool:
+        """Returns whether nothing but the sandbox is to be ended after its program."""
+        return self.network is None and self.session is None and self.sandbox is not None
+
+    def part(self, gone: Callable[[], Awaitable[None]]) -> None:
+        """Leaves the end of a parting sandbox to a task of its own, which then calls ``gone``.
+
+        The place is free when nothing of the sandbox is left. Where that fails, it is never free again: nobody knows
+        what is left.
+        """
+        place, self._place, self._over = self._place, None, True
+        self._tasks.spawn(self._parted(place, gone), f"end of {self._order.key}")
+
+    async def _parted(self, place: Place | None, gone: Callable[[], Awaitable[None]]) -> None:
+        assert self.sandbox is not None, "it was made"
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._order.offer.backend.destroy(self.sandbox.handle)
+        except Exception as error:  # noqa: BLE001 - whatever it was, somebody must hear of it
+            self._emit(Fault("destroy", error, self._order.key))
+            return
+        if place is not None:
+            self._admission.leave(place)
+        try:
+            await gone()
+        except SkillyardError as error:
+            self._emit(Fault("record", error, self._order.key))
 
     async def _end_network(self, network: RunNetwork) -> dict[str, Any] | None:
         """Nothing of the sandbox is left that could use it. None for one that could not be resumed."""

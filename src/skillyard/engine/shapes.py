@@ -67,9 +67,10 @@ USAGE = shape(
         "wall_ms": NUMBER,
         "startup_ms": described(NUMBER, "until its sandbox stood"),
         "queued_ms": described(NUMBER, "until it was admitted"),
+        "gone_ms": described(NUMBER, "from its end until nothing of its sandbox was left; absent when that came first"),
         "source": described(STRING, "who counted"),
     },
-    optional="cpu_ms peak_memory_bytes wall_ms startup_ms queued_ms source",
+    optional="cpu_ms peak_memory_bytes wall_ms startup_ms queued_ms gone_ms source",
 )
 RUN_LIMITS = shape(
     "RunLimits",

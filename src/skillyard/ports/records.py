@@ -49,6 +49,10 @@ class RecordStore(Protocol):
         """
         ...
 
+    async def note_gone(self, run_id: str, gone_ms: float) -> None:
+        """Adds ``gone_ms`` to the usage of an ended record, if it is there. Its revision stays, and nobody is told."""
+        ...
+
     async def keep_network(self, run_id: str, network: dict[str, Any]) -> bool:
         """Replaces the connections of a live record, whatever its revision, which stays. False when it is not live."""
         ...

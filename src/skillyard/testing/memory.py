@@ -147,6 +147,11 @@ class MemoryRecords:
         self._tell(self._records[record.run_id])
         return True
 
+    async def note_gone(self, run_id: str, gone_ms: float) -> None:
+        held = self._records.get(run_id)
+        if held is not None and not held.status.live:
+            self._records[run_id] = replace(held, usage={**held.usage, "gone_ms": gone_ms})
+
     async def keep_network(self, run_id: str, network: dict[str, Any]) -> bool:
         held = self._records.get(run_id)
         if held is None or not held.status.live:

@@ -71,7 +71,8 @@ class Ending:
     """How one process ended: ``code`` with EXIT, ``signal`` with SIGNAL, a sentence in ``reason`` else.
 
     ``hits`` names limits that the kernel refused something for (``pids``, ``memory``), although the process went on.
-    ``cut_off`` stands beside LOST where only the connection to the sandbox broke: the process may go on.
+    ``cut_off`` stands beside LOST where only the connection to the sandbox broke: the process may go on. ``parting``
+    says that the sandbox ends with this process, that all in it was told to end, and that the kernel does the rest.
     """
 
     outcome: Outcome
@@ -81,6 +82,7 @@ class Ending:
     usage: Usage = Usage()
     hits: frozenset[str] = frozenset()
     cut_off: bool = False
+    parting: bool = False
 
 
 class RunKind(StrEnum):

@@ -59,6 +59,9 @@ class NativeBackend:
         self._enforced: dict[str, str] = {}
         self._sandboxes: dict[str, NativeSandbox] = {}
         self._usages: dict[str, Usage] = {}
+        """Those of sandboxes that are gone."""
+        self._parting: dict[str, tuple[Link, Usage, asyncio.Future[None]]] = {}
+        """The sandboxes whose end the keeper will tell by itself."""
         self._environments: set[str] = set()
         self._content = ContentCache(run_dir / "content", self.survey, settings.content_mb << 20)
         self._keeping: dict[str, str] = {}
@@ -210,6 +213,8 @@ class NativeBackend:
         return [*held, *await self._keepers.survey()]
 
     async def destroy(self, handle: str) -> Usage:
+        if (parting := self._parting.get(handle)) is not None:
+            await asyncio.shield(parting[2])
         known = self._usages.pop(handle, None)
         if known is not None:
             self._forget(handle)
@@ -286,7 +291,9 @@ class NativeBackend:
         shutil.rmtree(home, ignore_errors=True)
 
     def _linked_by(self, sock: socket.socket) -> Link:
-        link = Link(sock, self._ended, lambda: self._lost(link), self._on_part_fault)
+        link = Link(
+            sock, lambda *told: self._ended(link, *told), lambda: self._lost(link), self._on_part_fault, self._gone
+        )
         return link
 
     def shape(self, link: Link, spec: SandboxSpec) -> dict[str, Any]:
@@ -335,16 +342,29 @@ class NativeBackend:
         Demand(spec.kernel_only, spec.allow_degraded).check(probe.protections)
         self._demands_met.add((spec.kernel_only, spec.allow_degraded))
 
-    def _ended(self, header: dict[str, Any], body: bytes) -> None:
+    def _ended(self, link: Link, header: dict[str, Any], body: bytes) -> None:
         handle = header["handle"]
         sandbox = self._sandboxes.get(handle)
         ending = None
         if sandbox is not None and (process := sandbox.processes.get(header["id"])) is not None:
             ending = process.ended(header, body)
+        if not header["gone"] and not header.get("parting"):
+            return
+        usage = Usage(**header["ending"]["usage"]) if ending is None else ending.usage
         if header["gone"]:
-            self._usages[handle] = Usage(**header["ending"]["usage"]) if ending is None else ending.usage
+            self._usages[handle] = usage
+        elif handle not in self._parting:
+            self._parting[handle] = link, usage, asyncio.get_running_loop().create_future()
+
+    def _gone(self, handle: str) -> None:
+        """Nothing is left of a sandbox whose program's end was told before."""
+        if (parting := self._parting.pop(handle, None)) is not None:
+            self._usages[handle] = parting[1]
+            parting[2].set_result(None)
 
     def _lost(self, link: Link) -> None:
+        for handle in [handle for handle, parting in self._parting.items() if parting[0] is link]:
+            self._parting.pop(handle)[2].set_result(None)
         sandboxes = [sandbox for sandbox in self._sandboxes.values() if sandbox.is_of(link)]
         for sandbox in sandboxes:
             del self._sandboxes[sandbox.handle]

@@ -66,8 +66,9 @@ class Following:
 class Link:
     """The server's end of a keeper's socket.
 
-    It reports to three callbacks: ``on_end(header, body)`` for each program that ended or could not be started,
-    ``on_lost()`` once when the keeper is gone, ``on_fault(text)`` for each fault of the keeper that did not end it.
+    It reports to four callbacks: ``on_end(header, body)`` for each program that ended or could not be started,
+    ``on_lost()`` once when the keeper is gone, ``on_fault(text)`` for each fault of the keeper that did not end it, and
+    ``on_gone(handle)`` when nothing is left of a sandbox that was parting.
 
     ``sockets`` in the header of an answer are socket objects; the caller of :meth:`ask` closes them."""
 
@@ -77,11 +78,13 @@ class Link:
         on_end: Callable[[Header, bytes], None],
         on_lost: Callable[[], None],
         on_fault: Callable[[str], None] = lambda _: None,
+        on_gone: Callable[[str], None] = lambda _: None,
     ):
         self._loop = asyncio.get_running_loop()
         self._on_end = on_end
         self._on_lost = on_lost
         self._on_fault = on_fault
+        self._on_gone = on_gone
         self._numbers = itertools.count(1)
         self._followings: dict[int, Following] = {}
         self._asked: dict[int, asyncio.Future[tuple[Header, bytes]]] = {}
@@ -178,6 +181,8 @@ class Link:
             if following is not None:
                 del header["event"]
                 following.push(body, header)
+        elif header.get("event") == "gone":
+            self._on_gone(str(header["handle"]))
         elif header.get("event") == "fault":
             self._on_fault(str(header["text"]))
         elif header.get("event") == "hello":

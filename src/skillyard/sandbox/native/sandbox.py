@@ -144,7 +144,7 @@ class NativeProcess:
             if stream in self._inline:
                 following.push(b"", {"end": True})
         self._sizes, self._firsts = header["sizes"], header["firsts"]
-        ending = _ending(header["ending"])
+        ending = _ending(header["ending"], parting=header.get("parting", False))
         self._ending.set_result(ending)
         return ending
 
@@ -158,7 +158,7 @@ class NativeProcess:
         return {"op": operation, "handle": self._handle, "id": self._id}
 
 
-def _ending(told: dict[str, Any]) -> Ending:
+def _ending(told: dict[str, Any], *, parting: bool) -> Ending:
     return Ending(
         Outcome(told["outcome"]),
         told.get("code"),
@@ -166,6 +166,7 @@ def _ending(told: dict[str, Any]) -> Ending:
         told.get("reason", ""),
         Usage(**told["usage"]),
         frozenset(told.get("hits", ())),
+        parting=parting,
     )
 
 

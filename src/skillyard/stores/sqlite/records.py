@@ -65,6 +65,8 @@ _REPLACE = """
     WHERE run_id = ?10 AND revision = ?11 AND ended_at IS NULL AND principal = ?12 AND idempotency_key IS ?13"""
 _TELL_END = "INSERT OR IGNORE INTO callbacks SELECT seq, run_id, ?, 0, ?, '', ? FROM runs WHERE run_id = ?"
 _KEEP_NETWORK = "UPDATE runs SET network = ? WHERE run_id = ? AND ended_at IS NULL"
+_NOTE_GONE = """
+    UPDATE runs SET record = json_set(record, '$.usage.gone_ms', ?) WHERE run_id = ? AND ended_at IS NOT NULL"""
 _RENEW = "UPDATE runs SET lease_until = ? WHERE lease_holder = ? AND ended_at IS NULL"
 _WHOLE = "record, revision, labels, lease_holder, lease_boot, lease_until, network, needs"
 _READ = f"SELECT {_WHOLE} FROM runs"  # noqa: S608 - fixed texts
@@ -152,6 +154,9 @@ class SqliteRecords:
         if done:
             self._tell(record)
         return done
+
+    async def note_gone(self, run_id: str, gone_ms: float) -> None:
+        await self._database.execute(_NOTE_GONE, (gone_ms, run_id))
 
     async def keep_network(self, run_id: str, network: dict[str, Any]) -> bool:
         return await self._database.execute(_KEEP_NETWORK, (_apart(network), run_id)) == 1

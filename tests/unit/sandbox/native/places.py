@@ -22,6 +22,7 @@ class BarePlace:
     order = b""
     stays = True
     lingers = False
+    ends_whole = True
     made = ""
 
     def __init__(self) -> None:
@@ -34,6 +35,7 @@ class BarePlace:
         then(None)
 
     def end(self, sandbox: Sandbox) -> None:
+        self.account.meter.used.cpu_seconds = 0.5
         kernel.pidfd_kill(sandbox.pidfd)
 
     def told(self, sandbox: Sandbox, message: dict[str, Any]) -> bool:

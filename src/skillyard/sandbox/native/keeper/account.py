@@ -48,7 +48,10 @@ class Meter(Protocol):
         ...
 
     def look(self) -> None:
-        """Counts the use of a sandbox that is about to be ended, which no process tells later."""
+        """Counts the use of a sandbox that is about to be ended, which no process tells later.
+
+        ``used.cpu_seconds`` stays None where that cannot be known now.
+        """
         ...
 
     def told(self, cpu_seconds: float, peak_rss: int) -> None:
@@ -61,10 +64,11 @@ class Meter(Protocol):
 
 
 class ProcessMeter:
-    """Counts processes of this host."""
+    """Counts processes of this host. ``weighs`` says that it alone tells the memory that the worker used at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, weighs: bool = True) -> None:
         self.used = Used()
+        self._weighs = weighs
         self.worker = 0
         self._seen_seconds = 0.0
 
@@ -78,9 +82,16 @@ class ProcessMeter:
         """Does nothing: the use before is little."""
 
     def look(self) -> None:
-        """Counts the worker, which nobody of ours reaps when the pid namespace is ended."""
+        """Counts the worker, which nobody of ours reaps when the pid namespace is ended.
+
+        One that has ended already is counted by init.
+        """
         with contextlib.suppress(OSError, ValueError):
             self._seen_seconds = max(self._seen_seconds, cpu_seconds(self.worker))
+            peak = peak_bytes(self.worker) if self._weighs else 0
+            if peak or not self._weighs:
+                self.used.peak_rss = max(self.used.peak_rss, peak)
+                self.used.cpu_seconds = max(self.used.cpu_seconds or 0.0, self._seen_seconds)
 
     def told(self, cpu_seconds: float, peak_rss: int) -> None:
         self.used.cpu_seconds = cpu_seconds
@@ -104,6 +115,12 @@ def cpu_seconds(pid: int) -> float:
     own = time.clock_gettime(~pid << 3 | _PROCESS_CLOCK)
     fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     return own + (int(fields[_CUTIME]) + int(fields[_CUTIME + 1])) / _TICKS
+
+
+def peak_bytes(pid: int) -> int:
+    """Returns the most memory that a process held (proc_pid_status(5)); 0 when it has ended."""
+    _, found, rest = _read(f"/proc/{pid}/status").partition(b"\nVmHWM:")
+    return int(rest.split(None, 1)[0]) * 1024 if found else 0
 
 
 def _read(path: str) -> bytes:

@@ -14,7 +14,7 @@ from skillyard.guest.programs import terminal
 from skillyard.sandbox.native.inside.walls import DONE
 from skillyard.sandbox.native.keeper.follower import Follower
 from skillyard.sandbox.native.keeper.loop import READ, WRITE, Timer, Turns
-from skillyard.sandbox.native.keeper.spool import Line, Spool
+from skillyard.sandbox.native.keeper.spool import IN_MEMORY, Line, Spool
 
 _PIECE = 64 * 1024
 _PIECES_A_TURN = 16
@@ -151,6 +151,10 @@ class Program:
     @property
     def input_room(self) -> bool:
         return len(self._pending) < STDIN_BUFFER
+
+    def is_small(self) -> bool:
+        """Returns whether all its output can be told with its ending."""
+        return all(spool.length - spool.first <= IN_MEMORY for spool in self.spools.values())
 
     def hang_up(self) -> None:
         """Closes the streams of a worker that is gone, for another start."""
@@ -306,6 +310,20 @@ class Program:
             self.spools[stream].final = True  # its reader hears at once that the program closed it
         if orderly and self.on_done is not None:
             self.on_done(self)
+
+
+def is_quiet(channel: socket.socket) -> bool:
+    """Returns whether a worker at the other end waits.
+
+    A killed one closes its end long before the kernel is done with it and we hear of it.
+    """
+    try:
+        channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def open_pipes(*, stdin: bool) -> tuple[list[int], list[int]]:

@@ -16,7 +16,7 @@ from skillyard.sandbox.native.groups.groups import Group
 from skillyard.sandbox.native.keeper import messages
 from skillyard.sandbox.native.keeper.account import Account, forced
 from skillyard.sandbox.native.keeper.loop import READ, Loop
-from skillyard.sandbox.native.keeper.program import Caps, Program, close_descriptors, open_pipes
+from skillyard.sandbox.native.keeper.program import Caps, Program, close_descriptors, is_quiet, open_pipes
 from skillyard.sandbox.native.keeper.request import Lease, Opened, Shape, Show
 from skillyard.sandbox.native.linux import kernel
 
@@ -52,6 +52,10 @@ class Place(Protocol):
     def lingers(self) -> bool:
         """Returns whether its first process lives on after it told of the program's end."""
 
+    @property
+    def ends_whole(self) -> bool:
+        """Returns whether the kernel ends all its processes by itself once :meth:`end` was called."""
+
     def ready(self, sandbox: Sandbox) -> None:
         """Learns that all its walls stand, and its worker waits."""
 
@@ -72,10 +76,6 @@ class Place(Protocol):
 
     def release(self) -> None:
         """Frees all that it holds. No process of it is left."""
-
-
-def _nothing() -> None:
-    """Does nothing."""
 
 
 class Sandbox:
@@ -104,10 +104,11 @@ class Sandbox:
         self.opened: Opened | None = None
         """Those that nobody was given yet."""
         self.dead = False
+        self.parting = False  # whether the ending of its program was told before that
         self.forced: tuple[str, str] | None = None
         self.on_ready: Callable[[Sandbox], None]
         self.on_dead: Callable[[Sandbox, str], None]
-        self.on_left: Callable[[], None] = _nothing
+        self.on_left: Callable[[], None] = lambda: None
         self.lacks: Callable[[], str] = str
         """Returns the missing wall, if any, where that is to be checked."""
         self.on_program_end: Callable[[Sandbox, Program], None]
@@ -185,7 +186,9 @@ class Sandbox:
     def start(self, id: str, message: dict[str, Any], caps: Caps, request: bytes | None) -> Program:
         """Starts a program. Raises OSError when init is gone, ValueError when it has no room for the message."""
         single = self.lease is not None and self.lease.single
-        program = Program(self.loop, id, self._spool_dir, caps, self._over)
+        program = Program(
+            self.loop, id, self._spool_dir, caps, lambda over, why: self.kill_program(over, "output", why)
+        )
         program.kept = not single and bool(message.get("kept"))
         if single:
             program.on_done = self._done
@@ -239,19 +242,8 @@ class Sandbox:
         return self.place.stays and program.id == self._given and (program.forced or _BY_ITSELF)[0] in _STAYS_AFTER
 
     def waits(self) -> bool:
-        """Returns whether its worker waits to be used.
-
-        A killed worker closes its channel long before the kernel is done with it and we hear of its end.
-        """
-        if self.dead or self._channel is None:
-            return False
-        try:
-            self._channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+        """Returns whether its worker waits to be used."""
+        return not self.dead and self._channel is not None and is_quiet(self._channel)
 
     def running(self) -> bool:
         return any(program.ending is None for program in self.programs.values())
@@ -320,6 +312,18 @@ class Sandbox:
         if program.ending is None and program.forced is None:
             program.forced = ("exit", "")
             self.kill()
+            self._part(program)
+
+    def _part(self, program: Program) -> None:
+        """Tells of a program whose sandbox was told to end. A task may have another server when it is gone."""
+        own = self.lease is not None and self.lease.owner == "run" and self.place.ends_whole
+        if not own or self.pidfd < 0 or self.dead or self.account.meter.used.cpu_seconds is None:
+            return
+        ending = forced("exit", "") | {"hits": self.account.hits()}
+        program.end_of_output()
+        if program.is_small() and len(self.programs) == 1:
+            self.parting = True
+            self._tell(program, ending)
 
     def _idle_worker_gone(self, status: int) -> None:
         """Ends a single sandbox with its worker. Its init does not know the worker's program."""
@@ -351,9 +355,6 @@ class Sandbox:
             self._start_guest(program, request)
         except OSError:
             self.kill()
-
-    def _over(self, program: Program, reason: str) -> None:
-        self.kill_program(program, "output", reason)
 
     def _hear(self) -> None:
         """Takes a few messages of init, and none after one that breaks the rules."""

@@ -376,7 +376,9 @@ class Service:
                     call()
             finally:
                 self._forget(sandbox)
-        elif _told_whole(sandbox) and sandbox.lease is not None and sandbox.lease.owner == "run":
+        elif _told_whole(sandbox):
+            if sandbox.parting and self._server is not None:
+                self._server.send({"event": "gone", "handle": sandbox.handle})
             self._forget(sandbox)
 
     def _forget(self, sandbox: Sandbox) -> None:
@@ -410,7 +412,8 @@ class Service:
                 "sizes": sizes,
                 "inline": inline,
                 "firsts": firsts,
-                "gone": _told_whole(sandbox) and sandbox.lease is not None and sandbox.lease.owner == "run",
+                "gone": sandbox.dead and _told_whole(sandbox),
+                "parting": sandbox.parting,
             },
             body,
         )
@@ -451,11 +454,11 @@ def _listen(asked: dict[str, Any] | None) -> Listen | None:
 
 
 def _told_whole(sandbox: Sandbox) -> bool:
-    """Whether the ending of a single program carried all there is to know."""
-    if not sandbox.dead or sandbox.lease is None or not sandbox.lease.single:
+    """Whether the ending of a server's own single program carried all there is to know."""
+    lease = sandbox.lease
+    if not (sandbox.dead or sandbox.parting) or lease is None or not lease.single or lease.owner != "run":
         return False
-    spools = [spool for program in sandbox.programs.values() for spool in program.spools.values()]
-    return all(spool.length - spool.first <= IN_MEMORY for spool in spools)
+    return all(program.is_small() for program in sandbox.programs.values())
 
 
 def end_bound_s(sandboxes: int) -> float:

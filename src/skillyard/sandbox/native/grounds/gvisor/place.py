@@ -157,6 +157,7 @@ class GvisorPlace:
 
     stays = False
     lingers = True
+    ends_whole = False
     made = ""
     order = b""
 

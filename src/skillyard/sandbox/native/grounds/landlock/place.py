@@ -51,6 +51,7 @@ class LandlockPlace:
 
     stays = True
     lingers = False
+    ends_whole = False
     group = None
     made = ""
 

@@ -67,6 +67,7 @@ class NamespacesPlace:
 
     stays = True
     lingers = False
+    ends_whole = True
 
     def __init__(
         self, host: Host, share: Share, build: walls.Build, memory_mb: int, shower: Shower, *, compiled: bool
@@ -76,7 +77,8 @@ class NamespacesPlace:
         self._shower = shower
         self.build = build
         self.group = group = share.group
-        self.account = Account(group, memory_mb, ProcessMeter())
+        counted = group is not None and group.counts_memory()
+        self.account = Account(group, memory_mb, ProcessMeter(weighs=not counted))
         into = group is not None and group.version == 2
         joins = 0 if group is None or into else group.hierarchies()
         self.made = _MADE[compiled]

@@ -1,0 +1,123 @@
+"""A native sandbox whose program is done: its end is told at once, and confirmed when nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from skillyard.config.backends import NativeSettings
+from skillyard.domain.sandbox.spec import Owner
+from skillyard.domain.work.record import Outcome
+from skillyard.ports.sandbox import Sandbox
+from skillyard.sandbox.native.backend import NativeBackend
+from skillyard.testing.sandbox_suite import Ground
+from skillyard.testing.sandbox_suite.ground import code, collect, fresh, processes, start
+
+pytestmark = [pytest.mark.anyio, pytest.mark.ordinary]
+BOUND_S = 60
+TRIES = 200
+STAYS = """
+import os, subprocess
+def main(args):
+    subprocess.Popen(['/bin/sh', '-c', 'sleep 600 # ' + args['mark']], start_new_session=True)
+    print('left', args['mark'])
+    return {'held': len(b'x' * (16 << 20))}
+"""
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["compiled", "python"])
+async def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
+    backend = NativeBackend(tmp_path_factory.mktemp("native") / "run", NativeSettings(compiled=request.param, ready=1))
+    if not (found := await backend.probe()).ready:
+        pytest.skip(found.facts["why"])
+    yield Ground(backend, tmp_path_factory.mktemp("scratch"))
+    await backend.close()
+
+
+def native(ground: Ground) -> NativeBackend:
+    assert isinstance(ground.backend, NativeBackend)
+    return ground.backend
+
+
+async def parting(ground: Ground, mark: str) -> Sandbox:
+    """Returns a sandbox whose program is done; one that it left was at work.
+
+    Where a worker has ended already when the keeper looks, its init tells of it, and nothing is told before.
+    """
+    for _ in range(TRIES):
+        sandbox, early = await _done(ground, mark)
+        if early:
+            return sandbox
+        await ground.backend.destroy(sandbox.handle)
+    pytest.fail("no end was told before the sandbox was gone")
+
+
+async def _done(ground: Ground, mark: str) -> tuple[Sandbox, bool]:
+    sandbox = await ground.backend.create(await ground.spec(single=True), fresh("key"))
+    process = await start(sandbox, code(STAYS, {"mark": mark}))
+    ending = await process.wait()
+    assert (ending.outcome, ending.code) == (Outcome.EXIT, 0)
+    assert ending.usage.cpu_ms
+    assert (ending.usage.peak_memory_bytes or 0) > 16 << 20
+    assert await collect(process) == f"left {mark}\n".encode(), "the output is whole"
+    return sandbox, ending.parting
+
+
+async def test_nothing_is_left_when_its_end_is_confirmed(ground: Ground, tmp_path: Path) -> None:
+    for number in range(10):
+        mark = f"{tmp_path.name}-{os.getpid()}-{number}"
+        sandbox = await parting(ground, mark)
+        usage = await ground.backend.destroy(sandbox.handle)
+        assert processes(mark) == []
+        assert usage.cpu_ms
+        assert sandbox.handle not in [held.handle for held in await ground.backend.survey()]
+    assert not native(ground)._parting
+    assert not native(ground)._usages
+
+
+@contextmanager
+def stopped(keeper: int) -> Iterator[None]:
+    os.kill(keeper, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+
+
+async def test_it_is_not_confirmed_while_the_keeper_does_not_know(ground: Ground) -> None:
+    (keeper,) = processes(str(native(ground)._run_dir))
+    for number in range(TRIES):
+        sandbox = await parting(ground, f"waits-{os.getpid()}-{number}")
+        with stopped(keeper):
+            destroying = asyncio.create_task(ground.backend.destroy(sandbox.handle))
+            done, _ = await asyncio.wait([destroying], timeout=0.1)
+        await asyncio.wait_for(destroying, BOUND_S)
+        if not done:
+            return
+    pytest.fail("each was gone before its keeper stood still")
+
+
+async def test_a_task_is_told_of_when_it_is_gone(ground: Ground) -> None:
+    """Another server may be the one to hear of it."""
+    sandbox = await ground.backend.create(await ground.spec(single=True, owner=Owner.TASK), fresh("key"))
+    process = await start(sandbox, code("def main(args): return {}"))
+    assert not (await process.wait()).parting
+    await ground.backend.destroy(sandbox.handle)
+
+
+async def test_it_ends_with_its_keeper(ground: Ground) -> None:
+    """The last test here: each other one needs that keeper."""
+    (keeper,) = processes(str(native(ground)._run_dir))
+    mark = f"ends-{os.getpid()}"
+    sandbox = await parting(ground, mark)
+    os.kill(keeper, signal.SIGKILL)
+    await asyncio.wait_for(ground.backend.destroy(sandbox.handle), BOUND_S)
+    async with asyncio.timeout(BOUND_S):
+        while processes(mark):
+            await asyncio.sleep(0.01)
