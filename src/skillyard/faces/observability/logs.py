@@ -9,13 +9,14 @@ import json
 import logging
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import lru_cache
-from logging.handlers import QueueHandler, QueueListener
-from queue import Full, Queue
+from threading import Event as Flag
+from threading import Thread
 from traceback import extract_tb
 from types import TracebackType
 from typing import Any, Literal, TextIO
@@ -41,6 +42,8 @@ LogFormat = Literal["json", "console"]
 
 QUEUE = 10_000
 """Records that may wait while the reader of standard error is slow; further ones are dropped and counted."""
+TOGETHER_S = 0.05
+"""How long a record below a warning waits for others, to be written with them."""
 
 MAX_TEXT = 2000
 _SECRET_KEY = re.compile(r"authorization|token|secret|password|cookie|api_?key", re.IGNORECASE)
@@ -53,41 +56,66 @@ def logging_to(stream: TextIO | None = None, *, level: str = "info", style: LogF
     """Logs to ``stream`` (standard error) at ``level`` and above until the block ends."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_Lines(style))
-    records: Queue[logging.LogRecord] = Queue(QUEUE)
-    entrance, listener = _Entrance(records), QueueListener(records, handler)
+    entrance = _Entrance(handler)
     root, previous = logging.getLogger(), logging.getLogger().level
     root.addHandler(entrance)
     root.setLevel(level.upper())
     quieten_uvicorn(root.level)
     logging.getLogger("httpx2").setLevel(max(root.level, logging.WARNING))  # it tells of each request
-    listener.start()
     try:
         yield
     finally:
         root.removeHandler(entrance)
         root.setLevel(previous)
-        listener.stop()
+        entrance.stop()
 
 
-class _Entrance(QueueHandler):
-    """Takes records on the caller's thread; they are rendered and written on the listener's."""
+class _Entrance(logging.Handler):
+    """Takes records on the caller's thread; they are rendered and written on one of its own.
 
-    def __init__(self, records: Queue[logging.LogRecord]) -> None:
-        super().__init__(records)
+    That thread is woken for many records at once: to wake it for each took a tenth of a short run's time.
+    """
+
+    def __init__(self, writer: logging.Handler) -> None:
+        super().__init__()
+        self._writer = writer
+        self._waiting: deque[logging.LogRecord] = deque()
         self._dropped = 0
+        self._some, self._hurry = Flag(), Flag()
+        self._over = False
+        self._thread = Thread(target=self._run, name="skillyard-log", daemon=True)
+        self._thread.start()
 
-    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        return record
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        if self._dropped:
-            record.dropped_before = self._dropped
-        try:
-            self.queue.put_nowait(record)
-        except Full:
+    def emit(self, record: logging.LogRecord) -> None:
+        if len(self._waiting) >= QUEUE:
             self._dropped += 1
-        else:
-            self._dropped = 0
+            return
+        if self._dropped:
+            record.dropped_before, self._dropped = self._dropped, 0
+        self._waiting.append(record)
+        if not self._some.is_set():
+            self._some.set()
+        if record.levelno >= logging.WARNING and not self._hurry.is_set():
+            self._hurry.set()
+
+    def stop(self) -> None:
+        """Returns when all that was taken is written."""
+        self._over = True
+        self._some.set()
+        self._hurry.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        over = False
+        while not over:
+            over = self._over
+            if not over:
+                self._some.wait()
+                self._hurry.wait(TOGETHER_S)
+                self._hurry.clear()
+                self._some.clear()  # before the records are taken: one that comes meanwhile sets it again
+            while self._waiting:
+                self._writer.handle(self._waiting.popleft())
 
 
 def quieten_uvicorn(level: int) -> None:
