@@ -133,7 +133,7 @@ class StandIn:
             if lent.timer is not None:
                 lent.timer.cancel()
             await lent.machine.kill()
-            for command in lent.commands.values():
+            for command in tuple(lent.commands.values()):  # each leaves when its output has ended
                 await command.process.wait()
 
     async def lifecycle(self, request: Request) -> Response:
