@@ -26,7 +26,9 @@ from tests.hosts.test_profile import DANGEROUS
 
 pytestmark = pytest.mark.anyio
 IMAGE = Image("sha256:1", {"PATH": "/opt/bin:/bin", "LD_PRELOAD": "/x.so", "SKILLYARD_AGENT": "{}"}, "x86_64")
-AROUND = Surroundings("/data/guest.pyz", "/data/hosts", "65532:65532", "runsc", 2, calls.profile("x86_64"))
+AROUND = Surroundings(
+    "/data/guest.pyz", "/data/hosts", "/data/switch", "65532:65532", "runsc", 2, calls.profile("x86_64")
+)
 
 
 def frame(source: int, data: bytes) -> bytes:
@@ -70,7 +72,7 @@ def test_a_container_is_closed_on_every_side() -> None:
     assert host["NanoCpus"] == 2_000_000_000
     assert all(mount["ReadOnly"] for mount in host["Mounts"])
     assert [mount["Target"] for mount in host["Mounts"]] == [
-        container.GUEST, "/etc/hosts", "/skills/a", "/skills/b", "/usr/lib/python3/dist-packages",
+        container.GUEST, "/etc/hosts", "/etc/nsswitch.conf", "/skills/a", "/skills/b", "/usr/lib/python3/dist-packages",
     ]  # fmt: skip
     settings = json.loads(order["Env"][-1].partition("=")[2])
     assert settings["env"]["PATH"] == "/opt/bin:/bin"

@@ -39,6 +39,8 @@ TOOLS = ("bwrap", "setpriv", "mount")
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 _HEAD = 8
 _ETC = ("ssl", "ca-certificates", "alternatives", "ld.so.cache", "localtime", "mime.types")
+_SWITCH = "passwd: files\ngroup: files\nhosts: files\n"
+"""Names of hosts are asked of nobody: a name that is not there is unknown at once (nsswitch.conf(5))."""
 _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
 _DEBIAN = "/usr/lib/python3/dist-packages"
 _GROUPS = "/sys/fs/cgroup"
@@ -241,6 +243,7 @@ def _make_places(order: dict[str, Any]) -> None:
         "passwd": f"sandbox:x:{uid}:{uid}::/workspace:/bin/sh\n",
         "group": f"sandbox:x:{uid}:\n",
         "hosts": f"127.0.0.1 localhost {order['host']}\n::1 localhost\n",
+        "nsswitch.conf": _SWITCH,
         "nothing": "",
     }
     for name, text in files.items():
@@ -330,7 +333,7 @@ def _system(order: dict[str, Any]) -> Iterator[str]:
     yield from ("--perms", "0755", "--dir", "/etc")
     for name in _ETC:
         yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
-    for name in ("passwd", "group", "hosts"):
+    for name in ("passwd", "group", "hosts", "nsswitch.conf"):
         yield from ("--ro-bind", f"{ROOT}/etc/{name}", f"/etc/{name}")
     if not sys.base_prefix.startswith("/usr"):
         yield from _bind(sys.base_prefix, sys.base_prefix)

@@ -279,7 +279,8 @@ class OciBackend:
             _READY: "1" if ahead else "",  # in any case, since an image has labels of its own
         }
         user = f"{self._settings.uid}:{self._settings.uid}"
-        files = self._home.file("guest", guest_bundle(), ".pyz"), self._home.file("hosts", container.NAMES.encode())
+        names = self._home.file("hosts", container.NAMES.encode()), self._home.file("switch", container.SWITCH.encode())
+        files = self._home.file("guest", guest_bundle(), ".pyz"), *names
         profile = calls.profile(image.architecture)
         if self._is_podman:  # it takes the name of a file where Docker takes the profile itself
             profile = self._home.file("calls", profile.encode(), ".json")

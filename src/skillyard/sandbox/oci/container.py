@@ -19,6 +19,8 @@ GUEST = "/run/skillyard-guest.pyz"
 """The agent and the guest inside, as one file that the interpreter runs."""
 NAMES = "127.0.0.1 localhost sandbox\n::1 localhost\n"
 """The names of hosts inside: an engine without a network gives an empty file."""
+SWITCH = "passwd: files\ngroup: files\nhosts: files\n"
+"""Other names are asked of nobody, and unknown at once (nsswitch.conf(5))."""
 SOCKET = "@skillyard-agent"
 AGENT = guest_words("python3", GUEST, "agent")
 VARIABLE = "SKILLYARD_AGENT"
@@ -65,6 +67,7 @@ class Surroundings:
 
     guest: str
     names: str
+    switch: str
     user: str
     runtime: str
     processors: int
@@ -164,7 +167,12 @@ def _host(spec: SandboxSpec, around: Surroundings, packages: str) -> dict[str, A
             **({"/var/tmp": "ro,nosuid,nodev,noexec,size=4096"} if around.is_podman else {}),  # noqa: S108 - inside
             **{place: _tmpfs(size, around) for place, size in parts(limits).items()},
         },
-        "Mounts": [_bind(around.guest, GUEST), _bind(around.names, "/etc/hosts"), *_mounts(spec, packages)],
+        "Mounts": [
+            _bind(around.guest, GUEST),
+            _bind(around.names, "/etc/hosts"),
+            _bind(around.switch, "/etc/nsswitch.conf"),
+            *_mounts(spec, packages),
+        ],
         "LogConfig": {"Type": "none", "Config": {}},
         "RestartPolicy": {"Name": "no"},
         "AutoRemove": False,
