@@ -24,7 +24,9 @@ from skillyard.bench.turns import in_ms
 from skillyard.client.client import Client as Caller
 from skillyard.server_process import ServerProcess
 
-BARE, JAILED = "bare", "jailed"
+BARE, JAILED, SHARED = "bare", "jailed", "shared"
+"""A server of tools by itself, in a jail of its own keeper, and in one on a server of skillyard."""
+_SIDES = (BARE, JAILED, SHARED)
 CALLS = 50
 SERVER = r"""
 import json, sys
@@ -62,8 +64,8 @@ TOTAL = sum(range(CALLS))
 class Found:
     """Seconds by what was measured and how; ``said`` are bytes of requests and answers, as a model reads them."""
 
-    starts: dict[str, list[float]] = field(default_factory=lambda: {BARE: [], JAILED: []})
-    trips: dict[str, list[float]] = field(default_factory=lambda: {BARE: [], JAILED: []})
+    starts: dict[str, list[float]] = field(default_factory=lambda: {side: [] for side in _SIDES})
+    trips: dict[str, list[float]] = field(default_factory=lambda: {side: [] for side in _SIDES})
     calls: dict[str, list[float]] = field(default_factory=dict)
     said: dict[str, int] = field(default_factory=dict)
 
@@ -71,7 +73,9 @@ class Found:
         """Yields titles and numbers."""
         middle = {name: statistics.median(times) for name, times in self.trips.items()}
         yield "a round trip: the walls add, ms", (middle[JAILED] - middle[BARE]) * 1000
+        yield "a round trip on a server: they add, ms", (middle[SHARED] - middle[BARE]) * 1000
         yield "start-up until the first answer: of bare", _ratio(self.starts[JAILED], self.starts[BARE])
+        yield "start-up on a server: of bare", _ratio(self.starts[SHARED], self.starts[BARE])
         for way in ("/rpc", "/mcp"):
             one, many = f"one program over {way}", f"{CALLS} calls over {way}"
             yield f"{one}: of the time of {many}", _ratio(self.calls[one], self.calls[many])
@@ -91,14 +95,16 @@ def measure(home: Path, *, starts: int, trips: int, rounds: int) -> Found:
     """Measures all, in turns. Raises the errors of a server and of its start, WrongResult, OSError."""
     home.mkdir(parents=True, exist_ok=True)
     found = Found()
-    _jails(home, found, starts, trips)
+    with ServerProcess(home / "jails"):
+        _jails(home, found, starts, trips)
     asyncio.run(_tools(home, found, rounds))
     return found
 
 
 def _jails(home: Path, found: Found, starts: int, trips: int) -> None:
     program = ["python3", "-c", SERVER]
-    commands = {BARE: program, JAILED: [sys.executable, "-m", "skillyard", "jail", "--", *program]}
+    jail = [sys.executable, "-m", "skillyard", "jail"]
+    commands = {BARE: program, JAILED: [*jail, "--alone", "--", *program], SHARED: [*jail, "--", *program]}
     env = {**os.environ, "SKILLYARD_DATA_DIR": str(home / "jails")}
     for turn in range(starts):
         running = {}

@@ -113,6 +113,17 @@ print(any(found))
     assert {path.name for path in (jails.home / "jails").iterdir()} == {"0", "1"}
 
 
+def test_the_state_of_jails_is_where_the_variable_of_skillflaw_says(jails: Jails, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    jails.more = {"SKILLFLAW_MCP_SANDBOX_BASE_DIR": str(base)}
+    done = jails.run("--", "true")
+    assert done.returncode == 0, done.stderr
+    assert [each.name for each in base.iterdir()] == ["0"]
+    assert not (jails.home / "jails").exists()
+    for place in (base, base / "0"):
+        assert b"which no sandbox may see" in jails.run("--read", str(place), "--", "true").stderr
+
+
 def test_forks_end_at_the_limit(jails: Jails) -> None:
     code = """
 import os

@@ -22,15 +22,16 @@ pytestmark = pytest.mark.anyio
 
 PACKAGE = Path(skillyard.__file__).parent
 MAY_MAKE = ("config", "faces/cli")
+KINDS = {"HostDirectory", "JailDirectory"}
 PLACES = ("/etc", "file:///etc", "../../../../etc", "~")
 
 
 def test_only_settings_and_the_command_line_make_one() -> None:
     found = []
     texts = ((path, path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py"))
-    for path, text in ((path, text) for path, text in texts if "HostDirectory" in text):
+    for path, text in ((path, text) for path, text in texts if any(kind in text for kind in KINDS)):
         calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
-        if any(_name(call.func) == "HostDirectory" for call in calls):
+        if any(_name(call.func) in KINDS for call in calls):
             found.append(path.relative_to(PACKAGE))
     assert found
     assert [str(path) for path in found if not any(path.is_relative_to(place) for place in MAY_MAKE)] == []
