@@ -112,6 +112,18 @@ def test_calls_that_are_not_here_are_refused_in_its_shape(yard: Yard, sandbox: A
     assert "templates are not built here" in told["message"]
 
 
+def test_metrics_are_those_of_now(sandbox: Any) -> None:
+    sandbox.files.write("filling", b"\0" * 2**20)
+    sandbox.commands.run("while :; do :; done", background=True)
+    (told,) = sandbox.get_metrics()
+    assert told.mem_total == 512 * 2**20
+    assert 0 < told.mem_used < told.mem_total
+    assert 2**20 <= told.disk_used < told.disk_total
+    assert told.cpu_used_pct > 0
+    for each in sandbox.commands.list():
+        sandbox.commands.kill(each.pid)
+
+
 def test_a_wrong_key_opens_nothing(yard: Yard) -> None:
     for key in ("e2b_0123456789abcdef", "sky_" + "0" * 43):
         with pytest.raises(AuthenticationException):

@@ -144,6 +144,8 @@ class E2b:
                 return await api.pause(principal, named)
             case "POST", ["sandboxes", named, "resume"]:
                 return await api.resume(principal, named)
+            case "GET", ["sandboxes", named, "metrics"]:
+                return await api.metrics(principal, named)
             case _, ["sandboxes", named, word, *_]:
                 await api.info(principal, named)
                 raise NotHere(f"{call.method} {word}: this server has no such call for sandboxes")

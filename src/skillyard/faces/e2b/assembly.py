@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from skillyard.domain.errors import Forbidden, StoreFault
+from skillyard.domain.work.record import RunRecord
 from skillyard.faces.e2b.access import KEY_BYTES, TRAFFIC, Access, Tokens
 from skillyard.faces.e2b.app import ENVD_PORT, Door, E2b, refusal
 from skillyard.faces.e2b.call import Call, Intake
-from skillyard.faces.e2b.daemon import Daemon
+from skillyard.faces.e2b.daemon import WORKSPACE, Daemon
 from skillyard.faces.e2b.files import PATH, Files
-from skillyard.faces.e2b.filesystem import Names
+from skillyard.faces.e2b.filesystem import Names, ask
 from skillyard.faces.e2b.process import Processes
 from skillyard.faces.e2b.sandboxes import Lifecycle
 from skillyard.faces.e2b.watch import Watches
@@ -41,6 +44,17 @@ class E2bFace:
         tokens = Tokens(cache(partial(key_of, settings.data_dir / KEY_FILE)))
         access = Access(lambda: runtime.app.sandboxes, authenticator, still, tokens, time.time)
         self.passes = Passes(TRAFFIC, access.of_traffic)
+        watches = Watches(life, lambda work, name: runtime.app.sandboxes.spawn(work, name))
+        calls = {**Processes(life).calls(), **Names().calls(), **watches.calls()}
+        daemon = Daemon(access, lambda: runtime.app.sandboxes, calls)
+        files = Files(access, daemon, life, settings.e2b_server.file_bytes)
+
+        async def envd(call: Call, named: str) -> None:
+            await (files if call.path == PATH else daemon)(call, named)
+
+        async def look(record: RunRecord) -> Mapping[str, Any]:
+            return await ask(await daemon.place(record), "usage", WORKSPACE)
+
         lifecycle = Lifecycle(
             sandboxes=lambda: runtime.app.sandboxes,
             history=lambda: runtime.app.history,
@@ -51,15 +65,8 @@ class E2bFace:
             services=settings.services,
             own_port=lambda: runtime.app.services.endpoints.own_port or 0,
             environments=lambda: settings.environments,
+            look=look,
         )
-        watches = Watches(life, lambda work, name: runtime.app.sandboxes.spawn(work, name))
-        calls = {**Processes(life).calls(), **Names().calls(), **watches.calls()}
-        daemon = Daemon(access, lambda: runtime.app.sandboxes, calls)
-        files = Files(access, daemon, life, settings.e2b_server.file_bytes)
-
-        async def envd(call: Call, named: str) -> None:
-            await (files if call.path == PATH else daemon)(call, named)
-
         intake = Intake(settings.server.body_bytes, ByteBudget(8 * settings.server.body_bytes))
         e2b = E2b(access, lifecycle, {ENVD_PORT: envd}, intake, life, settings.services.domain)
         self._guard = _Guard(e2b, hosts, settings.services.domain)

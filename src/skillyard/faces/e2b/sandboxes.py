@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -46,6 +46,8 @@ class Lifecycle:
     services: ServiceSettings
     own_port: Callable[[], int]
     environments: Callable[[], Mapping[str, Any]]
+    look: Callable[[RunRecord], Awaitable[Mapping[str, Any]]]
+    """Returns what the processes and files of a sandbox take, in its own words."""
 
     async def create(self, principal: Principal, call: Call) -> tuple[int, Any]:
         """Makes a sandbox. Answers 201."""
@@ -143,6 +145,23 @@ class Lifecycle:
         await self.history().set_network(principal, run_id(named), [rule.text for rule in rules])
         return 204, None
 
+    async def metrics(self, principal: Principal, named: str) -> tuple[int, Any]:
+        """Tells what a sandbox takes now, as one measurement. The words are its own."""
+        record = await self._find(principal, named)
+        seen, limits, now = await self.look(record), record.limits, self.clock.now()
+        measured = {
+            "timestamp": _time(now),
+            "timestampUnix": int(now),
+            "cpuCount": max(1, round(limits.get("cpus", 1))),
+            "cpuUsedPct": round(100 * _amount(seen, "cpu"), 1),
+            "memUsed": int(_amount(seen, "memory")),
+            "memTotal": limits.get("memory_mb", 0) * 1024**2,
+            "memCache": 0,
+            "diskUsed": int(_amount(seen, "disk_used")),
+            "diskTotal": int(_amount(seen, "disk_total")),
+        }
+        return 200, [measured]
+
     async def pause(self, principal: Principal, named: str) -> tuple[int, Any]:
         """Refuses what no isolation here can do. Raises ApiRefusal."""
         await self._find(principal, named)
@@ -213,6 +232,13 @@ class Lifecycle:
 def _stay(record: RunRecord) -> dict[str, Any]:
     assert record.stay is not None, "it is a sandbox that its caller keeps"
     return record.stay
+
+
+def _amount(seen: Mapping[str, Any], name: str) -> float:
+    """Returns an amount that a sandbox tells of itself; 0 for what cannot be one."""
+    value = seen.get(name)
+    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1 << 53
+    return float(value) if good and value is not None else 0.0
 
 
 def _key(text: str) -> str | None:
