@@ -16,10 +16,10 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from skillyard.ipc.packets import descriptors, receive_raw, send_some, to_json
+from skillyard.values import dataclass
 
 if TYPE_CHECKING:
     import asyncio  # a keeper's loop is its own

@@ -97,7 +97,7 @@ LATER = {
     "skillyard.domain.diff",
     "yaml",  # when a skill or a profile is read
 }
-MODULES = 710
+MODULES = 725
 """Each module costs every start of a server about a millisecond."""
 
 

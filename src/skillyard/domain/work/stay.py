@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 from skillyard.domain.checks import check_unicode
 from skillyard.domain.errors import InvalidInput, shape
+from skillyard.values import dataclass
 
 MOST_PAIRS = 64
 MOST_METADATA = 16 * 1024

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, OutputDropped, QuotaExceeded, SandboxFault, SandboxGone, shown
@@ -18,6 +18,7 @@ from skillyard.engine.runs.active import ActiveRun
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.clock import Ids
 from skillyard.ports.sandbox import Forgetting, Process, Sandbox
+from skillyard.values import dataclass
 
 STREAMS = StreamLimits(log_bytes=16 * 1024 * 1024, channel_bytes=64 * 1024 * 1024, at_cap=AtCap.RING)
 """Each stream keeps its end: output that nobody reads stops no program."""

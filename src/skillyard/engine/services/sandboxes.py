@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeVar
 
 from skillyard.config.profiles import ProfileSettings
@@ -40,6 +40,7 @@ from skillyard.engine.tasks import Tasks
 from skillyard.ports.clock import Clock, Ids
 from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Sandbox
+from skillyard.values import dataclass
 
 T = TypeVar("T")
 TOOL = "sandboxes"
