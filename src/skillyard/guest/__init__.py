@@ -52,6 +52,9 @@ Frames: one byte of type, four bytes of big-endian payload length, payload.
     N  {"script": true, "skipped": [[path, why], …], "others": [name, …], "more": 0, "stack": "…"}
                                            no function was called; files of "out" that are not sent; what lies beside
                                            "out"; how many more of both. Each is left out where there is nothing to say
+    V  {"main": true, "formats": {"text/plain": "…", …}}         a value that a cell shows; only with "shows": most in
+                                           its request, and in that of its interpreter, which takes a "cwd" then
+    T  bytes                               standard error of such a cell
     S  {"ready": true, "restarts": 0, "exit_code": 1}            how a service goes; exit_code of its last end, if any
                                            without a payload: as before
     R  JSON                                what the entrypoint returned, an object; the last frame

@@ -7,7 +7,7 @@ anything, and memory holds one frame at most.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ _MAX_NOTES = 64 * 1024
 _MAX_NUMBER = 2**31 - 1
 _MAX_PATH = 1024
 MOST_TOLD = 10
+_MOST_FORMATS = 100
 _FREE_PIECES, _FAIR_PIECE = 4096, 4096
 """Frames D of any size, and the mean size of those after them: each costs the host the same, however small."""
 
@@ -45,7 +46,8 @@ class FrameLimits:
     """The bounds of one run's frames.
 
     They bound blobs, bytes of all blobs, open blobs and bytes of the result; of the blobs that are files in
-    ``/workspace/out`` their number, the bytes of each and the bytes of all. Only services tell ``states``.
+    ``/workspace/out`` their number, the bytes of each and the bytes of all. Only services tell ``states``, and
+    only cells that may show values have ``shows``.
     """
 
     blobs: int = 1000
@@ -56,6 +58,7 @@ class FrameLimits:
     file_bytes: int = 64 * 1024 * 1024
     files_bytes: int = 256 * 1024 * 1024
     states: int = 0
+    shows: int = 0
 
 
 MOST_STATES = 4096
@@ -181,7 +184,22 @@ class State:
     exit_code: int | None
 
 
-Frame = BlobBegin | BlobData | BlobEnd | BlobAbandon | Notes | State | Result | Failure
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A value that a cell shows: foreign forms by their MIME types. ``main`` is that of its last expression."""
+
+    main: bool
+    formats: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorText:
+    """A piece of the standard error of a cell that shows values."""
+
+    data: bytes
+
+
+Frame = Shown | ErrorText | BlobBegin | BlobData | BlobEnd | BlobAbandon | Notes | State | Result | Failure
 
 
 class FrameReader:
@@ -219,6 +237,10 @@ class FrameReader:
         }
         if limits.states:
             self._readers[ord("S")] = (_MAX_HEADER, self._state)
+        if limits.shows:
+            self._readers[ord("V")] = (limits.result_bytes, self._shown)
+            self._readers[ord("T")] = (PIECE, ErrorText)
+        self._shows = 0
 
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that ``data`` completes. Those before a fault are given; what comes after it raises
@@ -372,6 +394,16 @@ class FrameReader:
             ready, restarts = header.get("ready") is True, _integer(header, "restarts", "S")
             self._state_before = State(ready, restarts, code if known else None)
         return self._state_before
+
+    def _shown(self, payload: bytes) -> Shown:
+        self._shows += 1
+        if self._shows > self._limits.shows:
+            raise FrameFault(f"the cell shows more than {self._limits.shows} values")
+        header = _header(payload, "V")
+        formats = header.get("formats")
+        if not isinstance(formats, dict) or len(formats) > _MOST_FORMATS:
+            raise FrameFault("a frame V has no forms of a value, or too many")
+        return Shown(header.get("main") is True, formats)
 
     def _close(self, n: int) -> int:
         if n not in self._open:

@@ -155,8 +155,7 @@ class Programs:
             )
         number = next(self._numbers)
         id = f"{self._ids.run()}-{number}"
-        network = self._active.network
-        ways = {} if network is None else await network.variables(self.sandbox)
+        ways = await self.ways()
         if isinstance(program, Argv):
             env = {**ways, **self.env, **program.env, NUMBER: str(number)}
             program = replace(program, env=env)
@@ -169,6 +168,11 @@ class Programs:
             self._note(started)
         self._tasks.spawn(self._await_end(started), f"program {id}")
         return started
+
+    async def ways(self) -> Mapping[str, str]:
+        """Returns the variables by which programs find the way out. Raises GateFault, SandboxGone."""
+        network = self._active.network
+        return {} if network is None else await network.variables(self.sandbox)
 
     async def call(self, code: str, args: Mapping[str, Any], timeout_ms: int) -> dict[str, Any]:
         """Returns the value of our own Python code in the sandbox. It is hostile.

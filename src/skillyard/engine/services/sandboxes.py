@@ -85,7 +85,7 @@ class SandboxService:
         self._active = active
         self._tasks = tasks
         self._clock = clock
-        self._ids = ids
+        self.ids = ids
         self._emit = emit
         self._profiles = profiles
         self._variables = variables
@@ -213,9 +213,9 @@ class SandboxService:
             active = self._active.get(run_id)
             if active is None or active.ledger is None:
                 raise SandboxGone("the sandbox has ended")
-            known = self._programs.setdefault(run_id, Programs(active, sandbox, env, self._ids, self._tasks))
+            known = self._programs.setdefault(run_id, Programs(active, sandbox, env, self.ids, self._tasks))
             if not known.are_of(sandbox):
-                known = self._programs[run_id] = Programs(active, sandbox, env, self._ids, self._tasks)
+                known = self._programs[run_id] = Programs(active, sandbox, env, self.ids, self._tasks)
             known.remember(before)
         return known
 

@@ -113,7 +113,7 @@ class Access:
         given = headers.get(b"x-access-token", b"")
         if not hmac.compare_digest(given, self.tokens.envd(record.run_id).encode()):
             raise RpcRefusal("unauthenticated", "X-Access-Token: must be the access token of this sandbox")
-        return await self._checked(record)
+        return await self.checked(record)
 
     async def of_signature(self, signed: Signed, named: str = "") -> RunRecord:
         """Returns the sandbox whose access token signed a URL. One that ``named`` names must be that one.
@@ -128,7 +128,7 @@ class Access:
             if signed.fits(self.tokens.envd(record.run_id)):
                 if signed.expiration and int(signed.expiration) < self._now():
                     raise Unauthenticated("signature is already expired")
-                return await self._checked(record)
+                return await self.checked(record)
         raise Unauthenticated("invalid signature")
 
     async def of_traffic(self, run: str, token: str) -> Principal | None:
@@ -148,8 +148,8 @@ class Access:
         except RunNotFound:
             raise NotRunning(named[:64]) from None
 
-    async def _checked(self, record: RunRecord) -> RunRecord:
-        """Raises Unauthenticated where its principal has lost its token."""
+    async def checked(self, record: RunRecord) -> RunRecord:
+        """Returns a sandbox. Raises Unauthenticated where its principal has lost its token."""
         if await self._still(record.principal) is None:
             raise Unauthenticated("the token of this sandbox's owner was revoked", presented=True)
         return record

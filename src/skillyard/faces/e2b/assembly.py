@@ -14,8 +14,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from skillyard.domain.errors import Forbidden, StoreFault
 from skillyard.domain.work.record import RunRecord
 from skillyard.faces.e2b.access import KEY_BYTES, TRAFFIC, Access, Tokens
-from skillyard.faces.e2b.app import ENVD_PORT, Door, E2b, refusal
+from skillyard.faces.e2b.app import CODE_PORT, ENVD_PORT, Door, E2b, refusal
 from skillyard.faces.e2b.call import Call, Intake
+from skillyard.faces.e2b.code import Code
 from skillyard.faces.e2b.daemon import WORKSPACE, Daemon
 from skillyard.faces.e2b.files import PATH, Files
 from skillyard.faces.e2b.filesystem import Names, ask
@@ -68,7 +69,8 @@ class E2bFace:
             look=look,
         )
         intake = Intake(settings.server.body_bytes, ByteBudget(8 * settings.server.body_bytes))
-        e2b = E2b(access, lifecycle, {ENVD_PORT: envd}, intake, life, settings.services.domain)
+        code = Code(access, daemon, lambda: runtime.app.sandboxes, life)
+        e2b = E2b(access, lifecycle, {ENVD_PORT: envd, CODE_PORT: code}, intake, life, settings.services.domain)
         self._guard = _Guard(e2b, hosts, settings.services.domain)
 
     def __call__(self, app: ASGIApp, count: Count) -> ASGIApp:

@@ -28,6 +28,7 @@ from ..frames import Channel
 from ..output_files import send_new
 from ..result import encode
 from ..runtime import publish
+from . import display
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -111,7 +112,10 @@ def lead(request: Mapping[str, Any], workspace: str, libraries: list[str]) -> No
         listener.close()
         mine.close()
         os.setpgid(0, 0)
-        _Cells(its, workspace, libraries).serve()
+        cells = _Cells(its, workspace, libraries)
+        if request.get("shows"):
+            cells.show_values(request)
+        cells.serve()
     its.close()
     _Leader(listener, mine, pid).run()
 
@@ -277,8 +281,16 @@ class _Cells:
         sys.path.insert(0, workspace)
         sys.argv = [""]
         signal.signal(signal.SIGINT, self._interrupted)
+        self._shows: display.Shows | None = None
+        self._errors: display.Errors | None = None
         self._blobs = _Blobs()
         publish(self._blobs)  # type: ignore[arg-type]  # it has all that one has
+
+    def show_values(self, request: Mapping[str, Any]) -> None:
+        """Lets cells show values, and tells their standard error apart. Raises OSError."""
+        os.chdir(request.get("cwd") or self._workspace)
+        self._shows, self._errors = display.Shows(), display.Errors()
+        display.prepare(self._shows, self._module.__dict__)
 
     def serve(self) -> NoReturn:
         while True:
@@ -321,6 +333,9 @@ class _Cells:
         self._blobs.now = blobs
         os.dup2(output_fd, 1)
         os.dup2(output_fd, 2)
+        if self._shows is not None and self._errors is not None:
+            self._shows.begin(channel, request["shows"], request["max_result_bytes"])
+            self._errors.begin(channel)
         before = {name: os.environ.get(name) for name in request["env"]}
         os.environ.update(request["env"])
         since = time.time_ns() - _SLACK_NS
@@ -338,8 +353,11 @@ class _Cells:
         process.flush_stdio()
         os.dup2(self._outside, 1)
         os.dup2(self._outside, 2)
+        if self._shows is not None and self._errors is not None:
+            self._errors.end()
+            self._shows.end()
         try:
-            notes = send_new(self._workspace, request, blobs, since)
+            notes = {} if self._shows is not None else send_new(self._workspace, request, blobs, since)
             channel.finish(kind, payload, _write_json(notes).encode() if notes else b"")
         except Exception:  # noqa: BLE001 - the cell was ended, or its code broke what ours needs: it has no result
             return
@@ -349,7 +367,10 @@ class _Cells:
         try:
             try:
                 self._at_work = True
-                payload = _told(self._run(request["code"]), request["max_result_bytes"])
+                value = self._run(request["code"])
+                payload = b"{}" if self._shows is not None else _told(value, request["max_result_bytes"])
+                if self._shows is not None:
+                    self._show(self._shows, value)
                 self._at_work = False
                 return b"R", payload
             except SyntaxError as error:
@@ -360,6 +381,11 @@ class _Cells:
             if failure.is_success(error):
                 return b"R", b"{}"
             return b"X", failure.describe(error, self._libraries, hint)
+
+    def _show(self, shows: display.Shows, value: object) -> None:
+        shows.figures()
+        if value is not None:
+            shows.show(display.forms_of(value), main=True)
 
     def _run(self, source: str) -> object:
         """Returns the value of the last expression; None where the last statement is not one."""
