@@ -8,7 +8,7 @@
 
 REQUEST and CHANNEL are paths, or ``fd:N`` for an open descriptor. A request file is removed when it was read (it
 holds secrets); a channel file is appended to, and made when it is missing. The request is read once nobody can write to
-GO any more, which is ``fd:N``.
+GO any more, which is the number of a descriptor.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _call(request: str, channel: str, go: str = "") -> None:
     open_stdio()
     reset_signals()
     if go:
-        os.read(waits := int(go[3:]), 1)
+        os.read(waits := int(go), 1)
         os.close(waits)
     serve(request_fd, channel_fd)
 

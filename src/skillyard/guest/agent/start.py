@@ -131,7 +131,16 @@ def _guest(
 
         ways = frozenset(place.ways())
         return lambda: _clear(place, stdio, kept, ways)
-    argv = (place.python, "-I", "-c", START, place.bundle, "call", *(f"fd:{fd}" for fd in kept))
+    argv = (
+        place.python,
+        "-I",
+        "-c",
+        START,
+        place.bundle,
+        "call",
+        *(f"fd:{fd}" for fd in kept[:2]),
+        *map(str, kept[2:]),
+    )
     return _exec(place, argv, order, stdio, kept)
 
 
