@@ -17,6 +17,7 @@ FILES.program(
         lead = [part + "/" for part in (sys.base_prefix, sys.base_exec_prefix)]
         found = [name for name in os.listdir(path) if not any(f"{part}/".startswith(os.path.join(path, name) + "/")
                  for part in lead)]
+        found = [name for name in found if os.path.realpath(f"{path}/{name}") != "/workspace"]  # its own files
         if not found:
             raise FileNotFoundError(errno.ENOENT, "empty")
         return found
