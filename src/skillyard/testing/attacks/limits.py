@@ -186,7 +186,7 @@ while time.monotonic() < until:
     if os.fork():
         os.wait()
         break
-    time.sleep(0.05)
+    time.sleep(args["for_s"] / 200)  # each that waits takes memory, which is to last for the time
     if os.getpid() > 500:
         time.sleep(max(0, until - time.monotonic()))
         os._exit(0)
