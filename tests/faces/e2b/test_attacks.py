@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 from e2b import Sandbox, SandboxNotFoundException
-from e2b.exceptions import SandboxException
+from e2b.exceptions import SandboxException, SandboxUnreachableException
 
 from skillyard.domain.principal import Scope
 from tests.faces.e2b.conftest import Yard
@@ -122,6 +122,14 @@ def test_a_revoked_token_closes_its_sandboxes(yard: Yard) -> None:
     assert yard.ask("GET", url, {}).status_code == 401
     traffic = {"Host": made.get_host(8000), "E2b-Traffic-Access-Token": str(made.traffic_access_token)}
     assert yard.ask("GET", "/", traffic).status_code == 401
+
+
+def test_a_revoked_token_cuts_what_is_open(yard: Yard) -> None:
+    made = Sandbox.create(**yard.opts_of(yard.token_of("cut")))
+    handle = made.commands.run("sleep 600", background=True, timeout=0)
+    yard.revoke("cut")
+    with pytest.raises(SandboxUnreachableException):
+        handle.wait()
 
 
 def test_hosts_and_headers_name_one_sandbox(yard: Yard, sandbox: Any) -> None:

@@ -10,7 +10,8 @@ import base64
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from starlette.types import Scope
@@ -21,7 +22,7 @@ from skillyard.domain.work.record import RunRecord
 from skillyard.engine.services.sandboxes import SandboxService
 from skillyard.faces.e2b.errors import NotRunning, RpcRefusal
 from skillyard.faces.http.guard import Authenticator
-from skillyard.faces.http.services.revocation import Still
+from skillyard.faces.http.services.revocation import Revocation, Still
 
 KEY_BYTES = 32
 _RUN = "run_"
@@ -94,6 +95,7 @@ class Access:
         self._sandboxes = sandboxes
         self._authenticator = authenticator
         self._still = still
+        self._revocation = Revocation(still)
         self.tokens = tokens
         self._now = now
 
@@ -140,6 +142,12 @@ class Access:
         if not hmac.compare_digest(token.encode("utf-8", "replace"), self.tokens.traffic(run).encode()):
             return None
         return await self._still(record.principal)
+
+    @asynccontextmanager
+    async def while_good(self, named: str) -> AsyncIterator[None]:
+        """Runs the block. Raises TimeoutError soon after the owner of a sandbox lost its token, NotRunning."""
+        async with self._revocation.while_good(self.find(named).principal):
+            yield
 
     def find(self, named: str) -> RunRecord:
         """Returns the live sandbox of an id. Raises NotRunning."""

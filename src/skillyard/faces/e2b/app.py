@@ -10,14 +10,15 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from skillyard.domain.errors import Unauthenticated
 from skillyard.faces.e2b.access import Access
 from skillyard.faces.e2b.call import Call, Intake
 from skillyard.faces.e2b.errors import ApiRefusal, NotHere, Told, api_refusal, rpc_refusal
 from skillyard.faces.e2b.sandboxes import Lifecycle
 from skillyard.faces.http.lifecycle import Lifecycle as ServerLife
-from skillyard.faces.http.replies import end, reply, start
+from skillyard.faces.http.replies import BrokenResponse, end, reply, start
 from skillyard.faces.rpc.wire import dumps
 
 ENVD_PORT, CODE_PORT = 49983, 49999
@@ -89,7 +90,27 @@ class E2b:
         daemon = self._daemons.get(port)
         if daemon is None:
             raise ApiRefusal(502, f"port {port} of a sandbox is reached by its host name: the port is not open here")
-        await daemon(call, named)
+        if named:
+            await self._passed(call, daemon, named)
+        else:
+            await daemon(call, named)
+
+    async def _passed(self, call: Call, daemon: Daemon, named: str) -> None:
+        """Passes a request on, and cuts it when the owner of its sandbox loses its token meanwhile."""
+        send, begun = call.send, False
+
+        async def noted(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        call.send = noted
+        try:
+            async with self._access.while_good(named):
+                await daemon(call, named)
+        except TimeoutError:
+            lost = Unauthenticated("the token of this sandbox's owner was revoked", presented=True)
+            raise BrokenResponse(lost.message) if begun else lost from None
 
     def _place(self, call: Call) -> tuple[int, str] | None:
         """Returns the port and the id of the sandbox that a request is for; None for one of the API."""

@@ -82,7 +82,7 @@ class ServicePorts:
             exchange = Exchange(connection, request, lambda fields: rules.answer(fields, target), self._bounds)
             switched = None
             try:
-                async with self._revocation.while_good(principal):
+                async with self._revocation.while_good(principal.name):
                     switched = await exchange.run(receive, send)
                     if switched is not None:
                         await relay(scope, connection.stream, switched, self._bounds.idle_s)
@@ -94,7 +94,7 @@ class ServicePorts:
         """Passes bytes as they are between the caller and the port. Raises NotFound, Unavailable."""
         async with self._connected(principal, place) as connection:
             with suppress(TimeoutError):
-                async with self._revocation.while_good(principal):
+                async with self._revocation.while_good(principal.name):
                     await relay(scope, connection.stream, TUNNELLED, self._bounds.idle_s, halves=True)
 
     @asynccontextmanager

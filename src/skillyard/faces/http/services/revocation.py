@@ -26,10 +26,10 @@ class Revocation:
         self._looking: asyncio.Task[None] | None = None
 
     @asynccontextmanager
-    async def while_good(self, principal: Principal) -> AsyncIterator[None]:
-        """Runs the block. Raises TimeoutError soon after the last token of the principal was revoked."""
+    async def while_good(self, name: str) -> AsyncIterator[None]:
+        """Runs the block. Raises TimeoutError soon after the last token of that principal was revoked."""
         async with asyncio.timeout(None) as bound:
-            self._held[bound] = principal.name
+            self._held[bound] = name
             self._look_later()
             try:
                 yield
