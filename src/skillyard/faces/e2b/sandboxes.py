@@ -269,22 +269,24 @@ def _metadata_of(text: str) -> dict[str, str]:
         raise InvalidInput("metadata", "must be pairs as in a query") from None
 
 
-def _fits(record: RunRecord, wanted: Mapping[str, str], since: float | None, template: str | None) -> bool:
+def _fits(record: RunRecord, wanted: Mapping[str, str], since: datetime | None, template: str | None) -> bool:
     stay = _stay(record)
     if template is not None and stay["template"] != template:
         return False
     began = record.started_at if record.started_at is not None else record.created_at
-    return wanted.items() <= stay["metadata"].items() and (since is None or began >= since)
+    # As it is told: a caller that names a sandbox's own time means that one, too.
+    is_later = since is None or datetime.fromtimestamp(began, UTC) >= since
+    return is_later and wanted.items() <= stay["metadata"].items()
 
 
-def _moment(text: str | None) -> float | None:
+def _moment(text: str | None) -> datetime | None:
     if text is None:
         return None
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidInput("startedAfter", "must be a time of ISO 8601", shown(text)) from None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _time(seconds: float) -> str:
