@@ -25,6 +25,7 @@ _BATCH = 256 * 1024
 _HIGH = 1 << 20
 _READ = 256 * 1024
 _TRIES, _AGAIN_S = 3, 0.2
+_PARTING_S = 2.0
 _EXCHANGE_S = 25.0
 """Longer than the other end leaves a question for bytes open: what is silent for so long is gone."""
 
@@ -41,6 +42,8 @@ class Door:
             timeout=httpx2.Timeout(CALL_S, connect=CONNECT_S),
             trust_env=False,
         )
+        self._asked = 0
+        self._idle = asyncio.Event()
 
     async def ready(self) -> bool:
         """Returns whether it answers."""
@@ -73,6 +76,7 @@ class Door:
         import httpx2
 
         headers = {} if size is None else {"Content-Length": str(size)}
+        self._asked += 1
         try:
             async with asyncio.timeout(timeout_s):
                 request = self._client.build_request(method, path, content=content, headers=headers)
@@ -83,8 +87,17 @@ class Door:
                     await answer.aclose()
         except (httpx2.HTTPError, OSError, TimeoutError) as error:
             raise BackendAway(f"the sandbox does not answer: {str(error)[:200] or type(error).__name__}") from None
+        finally:
+            self._asked -= 1
+            self._idle.set()
 
     async def close(self) -> None:
+        """Closes all connections, after the calls that are open have ended or had a moment to do so."""
+        with suppress(TimeoutError):  # a connection that is made while the client closes would be left open
+            async with asyncio.timeout(_PARTING_S):
+                while self._asked:
+                    self._idle.clear()
+                    await self._idle.wait()
         await self._client.aclose()
 
 
