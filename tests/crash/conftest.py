@@ -1,10 +1,23 @@
-"""Kills of servers and keepers, which an ordinary user has too. Stores and callbacks are the same for every user."""
+"""Kills of servers and keepers, which an ordinary user has too.
+
+Stores, catalogues and callbacks are the same for every user, and so are servers and providers elsewhere.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-SAME = {"test_stores.py", "test_secrets.py", "test_callbacks_killed.py"}
+SAME = {
+    "test_backup_killed.py",
+    "test_callbacks_killed.py",
+    "test_catalogue_killed.py",
+    "test_e2b_killed.py",
+    "test_installation_killed.py",
+    "test_opensandbox_killed.py",
+    "test_publish_killed.py",
+    "test_secrets.py",
+    "test_stores.py",
+}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
