@@ -79,7 +79,8 @@ def test_a_keeper_that_dies_is_told_of_and_started_again(tmp_path: Path) -> None
             thread.join()
         assert until(lambda: readiness(server)[0] == 200)
         assert "dead" not in readiness(server)[1]
-        assert metric(server, "skillyard_faults_total", "keeper") == 1, server.log()
+        # One for each start while the lock was held, which this test does for as long as it is not answered 503.
+        assert metric(server, "skillyard_faults_total", "keeper") >= 1, server.log()
         assert metric(server, "skillyard_part_restarts_total", "keeper") == 1
         (lost,), (back,) = events(server, "part lost"), events(server, "part restarted")
         assert (lost["level"], lost["part"]) == ("error", "keeper")
