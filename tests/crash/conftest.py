@@ -9,14 +9,17 @@ import pytest
 
 SAME = {
     "test_backup_killed.py",
+    "test_build_killed.py",
     "test_callbacks_killed.py",
     "test_catalogue_killed.py",
+    "test_detached_faults.py",
     "test_e2b_killed.py",
     "test_installation_killed.py",
     "test_opensandbox_killed.py",
     "test_publish_killed.py",
     "test_secrets.py",
     "test_stores.py",
+    "test_two_servers.py",
 }
 
 

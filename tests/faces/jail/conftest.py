@@ -18,10 +18,13 @@ from skillyard.domain.work.record import RunRecord
 from tests import waiting
 
 BOUND_S = 200
+SAME = ("test_orders", "test_package_sources", "test_wrap_files")
+"""Modules of what a command reads, and of what the gate answers: once is enough."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    item.add_marker("ordinary")
+    if item.path.stem not in SAME:
+        item.add_marker("ordinary")
     item.add_marker(pytest.mark.timeout(400))
 
 

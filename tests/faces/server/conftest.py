@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-SAME = ("test_in_line", "test_profiles", "test_publishing", "test_service_connections", "test_task_events")
+SAME = (
+    "test_backup",
+    "test_cli",
+    "test_cli_sessions",
+    "test_in_line",
+    "test_profiles",
+    "test_publishing",
+    "test_secrets",
+    "test_service_connections",
+    "test_task_events",
+    "test_trust",
+)
 """Modules of what a server decides before anything is started, or after it answered: once is enough."""
 
 
