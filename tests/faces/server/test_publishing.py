@@ -20,7 +20,8 @@ from skillyard.client.errors import BadArgument, BundleRefused, Forbidden, Skill
 from skillyard.domain import errors as domain_errors
 from skillyard.engine.skills.publishing import UPLOADS
 from tests.bundles import a_skill, note_files, skill_files, tar, unpacked, zipped
-from tests.crash.server import Server
+from tests.crash.server import Server, log_of
+from tests.waiting import until
 
 NAME = "acme.words.say"
 Cli = Callable[..., Result]
@@ -201,11 +202,13 @@ def token(server: Server, *words: str) -> str:
 
 def test_all_of_it_outlives_the_server(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
+    log = log_of(data_dir)
     with Server(data_dir) as server, server.client() as client:
         first = client.publish_skill(a_skill(version="1.0.0", word="first"))
         client.publish_skill(a_skill(version="2.0.0", word="second"))
         client.withdraw_skill(NAME, "2.0.0", reason="it leaks")
         assert client.execute_skill(NAME, {}).output == {"said": "first"}
+        until(lambda: '"withdrawn"' in log.read_text(), 60)
         server.kill()
     with Server(data_dir) as server, server.client() as client:
         assert client.list_skills()["skills"][0] == {"name": NAME, "version": "1.0.0"}
@@ -216,8 +219,8 @@ def test_all_of_it_outlives_the_server(tmp_path: Path) -> None:
         client.pin_skill(NAME, "1.0.0")
         assert not client.publish_skill(a_skill(version="1.0.0", word="first")).created
         assert client.export_skill(NAME, tmp_path / "out.tar.gz").digest == first.digest
-        log = data_dir.with_name("server.log").read_text()
-    changes = [line for line in map(json.loads, log.splitlines()) if line["event"] == "catalogue changed"]
+        until(lambda: '"pinned"' in log.read_text(), 60)
+    changes = [line for line in map(json.loads, log.read_text().splitlines()) if line["event"] == "catalogue changed"]
     told = [(line["act"], line["version"], line["principal"]) for line in changes]
     who = changes[0]["principal"]
     acts = [("published", "1.0.0"), ("published", "2.0.0"), ("withdrawn", "2.0.0"), ("restored", "2.0.0")]
