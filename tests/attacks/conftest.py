@@ -15,7 +15,7 @@ Attack = Callable[..., Run]
 
 
 SAME_FOR_ALL = "front_door"
-"""Requests over HTTP meet the same code whoever runs the server. Checks in jailed processes do not."""
+"""Tests of requests over HTTP, whose code does not depend on the user. Checks in jailed processes do."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -88,7 +88,7 @@ class Contexts:
     def get(self, id: str) -> Context:
         """Raises InvalidInput for one that is not there."""
         if id not in self._known:
-            raise InvalidInput("context_id", "there is no such context", shown(id))
+            raise InvalidInput("context_id", "is not the id of a context of this sandbox", shown(id))
         return self._known[id]
 
     def make(self, cwd: str, directory: str, env: Mapping[str, str], id: str = "") -> Context:

@@ -270,7 +270,7 @@ def _check(principal: Principal) -> None:
 
 
 def _failure(record: RunRecord | None) -> SkillyardError:
-    """Returns why there is no sandbox."""
+    """Returns the error of a sandbox that could not be made or has ended."""
     error: Mapping[str, Any] = {} if record is None else record.error or {}
     message = str(error.get("message") or (record.reason if record is not None else "") or "the sandbox has ended")
     return Forbidden(message) if error.get("type") in _REFUSED else SandboxFault(message)

@@ -171,7 +171,7 @@ class E2b:
                 await api.info(principal, named)
                 raise NotHere(f"{call.method} {word}: this server has no such call for sandboxes")
         raise NotHere(
-            _NOT_HERE.get(parts[0] if parts else "", f"{call.method} {call.path[:80]}: there is no such call")
+            _NOT_HERE.get(parts[0] if parts else "", f"{call.method} {call.path[:80]}: is not a call of this server")
         )
 
 

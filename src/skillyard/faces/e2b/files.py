@@ -70,7 +70,9 @@ class Files:
     async def _read(self, call: Call, place: Place, text: str) -> None:
         path = place.path(text)
         inside, about = await _found(place, path)
-        part = read_range(call.header("range") or None, about.size)
+        # A range is for GET alone (RFC 9110 §14.2).
+        asked = call.header("range") if call.method == "GET" else ""
+        part = read_range(asked or None, about.size)
         first, length = (part.start, part.length) if part is not None else (0, about.size)
         kind = mimetypes.guess_type(path)[0] or "application/octet-stream"
         name = path.rpartition("/")[2].encode("ascii", "replace").decode().replace('"', "'").replace("\\", "_")

@@ -253,6 +253,26 @@ async def several_are_there_at_once(ground: Ground) -> None:
 
 
 @terminals.check("terminals", "mount_namespace")
+async def they_are_few(ground: Ground) -> None:
+    source = """
+import errno, os
+held = []
+try:
+    while len(held) < 200:
+        held.append(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY))
+except OSError as error:
+    print(len(held), errno.errorcode[error.errno])
+"""
+    async with ground.sandbox(terminals=True) as sandbox:
+        found = (await said(sandbox, source)).split()
+        expect(
+            found[1:] == [b"ENOSPC"] and 0 < int(found[0]) < 64, "a sandbox has so many terminals and no more", found
+        )
+        again = await said(sandbox, "print('one more')")
+        expect(b"one more" in again, "they are free when their program has ended", again)
+
+
+@terminals.check("terminals", "mount_namespace")
 async def nobody_else_has_them(ground: Ground) -> None:
     listening = "import os, sys; print('[' + os.ttyname(0) + ']', flush=True); print('read', sys.stdin.readline())"
     writing = """

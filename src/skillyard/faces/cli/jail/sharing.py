@@ -33,7 +33,7 @@ _STREAMS = (Stream.STDOUT, Stream.STDERR)
 
 
 class NotShared(Exception):
-    """No server takes the jail, and nothing of it was started. The text says why; empty where there is no server."""
+    """Says why a server does not take the jail; empty without a server. Nothing of the jail was started."""
 
 
 class ServerLost(Exception):
