@@ -32,10 +32,11 @@ proc-dangerous-files proc-dangerous-directories proc-places special-files-sysfs
 files-search writing-everywhere special-files-host-devices
 writing-metadata leftovers-shared-times
 namespaces-enter processes-starve-init
+terminals-they_are_few
 """
 BEYOND = frozenset(_BEYOND.split())
-"""Attacks that bubblewrap alone does not stop: it masks nothing of /proc, gives terminals and the host's device files,
-and filters no system call; the agent has the user of its programs, so they may take its limits away."""
+"""Attacks that bubblewrap alone does not stop: it masks nothing of /proc, gives the host's device files and terminals
+without number, and filters no system call; the agent has the user of its programs, so they may take its limits away."""
 
 
 @pytest.fixture(scope="module")
