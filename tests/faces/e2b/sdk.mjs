@@ -45,7 +45,7 @@ const terminal = await sandbox.pty.create({ cols: 90, rows: 20, onData: (data) =
 await sandbox.pty.sendInput(terminal.pid, new TextEncoder().encode('stty size; exit\n'))
 await terminal.wait().catch(() => undefined)
 seen.terminal = typed.join('').includes('20 90')
-seen.paused = await refused(() => sandbox.pause())
+seen.paused = [await sandbox.pause(), await sandbox.isRunning(), await (await sandbox.connect()).isRunning()]
 seen.root = await refused(() => sandbox.commands.run('id', { user: 'root' }))
 seen.running = [await sandbox.isRunning(), await sandbox.kill(), await sandbox.isRunning()]
 seen.gone = await refused(() => sandbox.commands.run('true'))

@@ -50,7 +50,7 @@ def test_the_javascript_sdk_works(yard: Yard) -> None:
         "found": True,
         "again": "again\n",
         "terminal": True,
-        "paused": "SandboxError",
+        "paused": [True, False, True],
         "root": "AuthenticationError",
         "running": [True, True, False],
         "gone": "SandboxNotFoundError",

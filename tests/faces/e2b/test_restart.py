@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from e2b import Sandbox, SandboxNotFoundException
+from e2b import Sandbox, SandboxNotFoundException, SandboxState
 from e2b.exceptions import SandboxException
 
 from skillyard.sandbox.native.keepers import homes
@@ -38,6 +38,9 @@ def test_a_server_that_ends_takes_nothing_along(place: Path, end: signal.Signals
     ticking = made.commands.run(loop, background=True)
     reading = made.commands.run("read line; echo got $line $SHARED", background=True, stdin=True)
     assert next(iter(ticking))[0] == "tick 1\n"
+    still = yard.create(timeout=300)
+    still.files.write("kept.txt", "kept while it is paused")
+    assert still.pause()
     token, before = made._envd_access_token, made.get_info()
     if end is signal.SIGKILL:
         yard.server.kill()
@@ -63,6 +66,9 @@ def test_a_server_that_ends_takes_nothing_along(place: Path, end: signal.Signals
         assert again.commands.run("echo $SHARED").stdout == "seen\n"
         new = again.commands.run("sleep 100", background=True)
         assert new.pid not in (ticking.pid, reading.pid)
+        until(lambda: Sandbox.get_info(still.sandbox_id, **yard.opts).state is SandboxState.PAUSED)
+        woken = Sandbox.connect(still.sandbox_id, timeout=60, **yard.opts)
+        assert woken.files.read("kept.txt") == "kept while it is paused"
         assert again.kill()
 
 

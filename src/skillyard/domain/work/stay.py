@@ -19,13 +19,15 @@ MOST_METADATA = 16 * 1024
 class Stay:
     """The wishes of its caller.
 
-    It ends ``seconds`` after it was asked for, unless its caller moves that. ``template`` and ``metadata`` are the
-    caller's own words.
+    It ends ``seconds`` after it was asked for, unless its caller moves that. With ``pauses`` it is paused then, and
+    with ``wakes`` a request for it lets it go on. ``template`` and ``metadata`` are the caller's own words.
     """
 
     seconds: float
     template: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
+    pauses: bool = False
+    wakes: bool = False
 
     def stored(self) -> dict[str, Any]:
         """Returns the JSON form, which has the names of the fields."""
@@ -33,8 +35,7 @@ class Stay:
 
     def begun(self, now: float, terminals: bool) -> dict[str, Any]:
         """Returns what the record of its run says. ``until`` is in seconds of CLOCK_BOOTTIME, as ``now`` is."""
-        words = {"template": self.template, "metadata": dict(self.metadata)}
-        return {"until": now + self.seconds, "terminals": terminals, **words}
+        return {"until": now + self.seconds, "terminals": terminals, **self.stored()}
 
 
 def check_metadata(given: Mapping[str, object]) -> dict[str, str]:

@@ -56,6 +56,8 @@ class PortAccess:
             raise InvalidInput("port", "must be one that the service exposes (expose_ports)", shown(port))
         if not record.status.live:
             raise InvalidInput("task_id", "must be of a service that goes on: this one has ended")
+        if (record.stay or {}).get("paused"):
+            raise InvalidInput("task_id", "must be of a service that goes on: this one is paused")
         return record
 
     @asynccontextmanager

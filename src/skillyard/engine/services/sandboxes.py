@@ -7,7 +7,8 @@ alone. Its time is in its record; a caller may move that, and a sweep ends what 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import field, replace
 from typing import Any, TypeVar
 
@@ -35,6 +36,7 @@ from skillyard.engine.runs.failure import LeftBehind
 from skillyard.engine.runs.request import RunRequest
 from skillyard.engine.runs.service import RunService
 from skillyard.engine.runs.task_record import Brief
+from skillyard.engine.services import pauses
 from skillyard.engine.services.programs import Programs
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.clock import Clock, Ids
@@ -47,6 +49,12 @@ TOOL = "sandboxes"
 """The tool that a profile names to allow sandboxes of a caller's own."""
 OVER = "its time is over"
 _REFUSED = ("PolicyRefused", "ValidationError")
+
+
+class PauseRefused(SkillyardError):
+    """A sandbox cannot be paused: its processes cannot be told from others."""
+
+    type = "PauseRefused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,8 @@ class SandboxService:
         self._longest_s = longest_s
         self._programs: dict[str, Programs] = {}
         self._ending: set[str] = set()
+        self._turns: dict[str, asyncio.Lock] = {}
+        """One change between paused and running at a time, by sandbox."""
 
     async def make(self, principal: Principal, wanted: Wanted) -> RunRecord:
         """Returns the record of a sandbox that stands.
@@ -116,7 +126,11 @@ class SandboxService:
             stay=stay,
         )
         record = await self._runs.record(principal, request)
-        return await self._standing(record.run_id)
+        record = await self._standing(record.run_id)
+        if stay.pauses and not pauses.may_pause(record):
+            await self._runs.cancel(record.run_id, "it cannot be paused at the end of its time")
+            raise _not_pausable(record)
+        return record
 
     async def find(self, principal: Principal, run_id: str) -> RunRecord:
         """Returns the record of a live sandbox of the principal's own. Raises RunNotFound, Forbidden."""
@@ -162,15 +176,98 @@ class SandboxService:
         check_seconds(seconds, latest_s)
         until = now + seconds
 
-        def moved(held: RunRecord) -> RunRecord:
-            stay = dict(held.stay or {})
+        def moved(stay: dict[str, Any]) -> None:
             stay["until"] = max(stay["until"], until) if only_later else until
+
+        return await self._stays(run_id, moved)
+
+    async def pause(self, principal: Principal, run_id: str) -> bool:
+        """Stops all processes of a sandbox, whose time stands still too. Returns whether it was not paused before.
+
+        It keeps its place and its memory, and ends at the latest with the longest time of a sandbox.
+        Raises RunNotFound, Forbidden, PauseRefused, SandboxFault, SandboxGone, StoreFault.
+        """
+        await self.find(principal, run_id)
+        return await self._pause(run_id)
+
+    async def resume(self, principal: Principal, run_id: str, seconds: float) -> bool:
+        """Lets the processes of a paused sandbox go on for so long. Returns whether it was paused.
+
+        Raises what :meth:`move_end` raises, SandboxFault, SandboxGone.
+        """
+        await self.find(principal, run_id)
+        check_seconds(seconds, self._longest(principal))
+        return await self._resume(run_id, seconds)
+
+    async def awake(self, record: RunRecord) -> RunRecord:
+        """Returns a sandbox that runs. One that is paused goes on where its caller wished that, for its first time.
+
+        Raises SandboxGone for one that stays paused, SandboxFault, StoreFault.
+        """
+        stay = record.stay or {}
+        if not stay.get("paused"):
+            return record
+        if not stay.get("wakes"):
+            raise SandboxGone("the sandbox is paused")
+        await self._resume(record.run_id, stay["seconds"])
+        try:
+            return self.live(record.run_id)
+        except RunNotFound:
+            raise SandboxGone("the sandbox has ended") from None
+
+    async def _pause(self, run_id: str) -> bool:
+        async with self._turn(run_id):
+            record = self.live(run_id)
+            if is_paused(record):
+                return False
+            if not pauses.may_pause(record):
+                raise _not_pausable(record)
+            programs = await self.programs(run_id)
+            holder = await pauses.stop(programs)
+            latest = record.deadline or self._clock.boottime() + self._longest_s
+
+            def paused(stay: dict[str, Any]) -> None:
+                stay["paused"], stay["until"] = holder, latest
+
+            try:
+                await self._stays(run_id, paused)
+            except BaseException:
+                await pauses.go_on(programs.sandbox, holder)
+                raise
+            return True
+
+    async def _resume(self, run_id: str, seconds: float) -> bool:
+        async with self._turn(run_id):
+            record = self.live(run_id)
+            if not is_paused(record):
+                return False
+            sandbox, until = self.sandbox(run_id), self._clock.boottime() + seconds
+            latest = until if record.deadline is None else min(until, record.deadline)
+            with suppress(SandboxGone):  # of the program alone: then nothing holds the others still
+                await pauses.go_on(sandbox, (record.stay or {})["paused"])
+
+            def running(stay: dict[str, Any]) -> None:
+                stay["paused"], stay["until"] = "", latest
+
+            await self._stays(run_id, running)
+            return True
+
+    def _turn(self, run_id: str) -> asyncio.Lock:
+        return self._turns.setdefault(run_id, asyncio.Lock())
+
+    async def _stays(self, run_id: str, change: Callable[[dict[str, Any]], None]) -> RunRecord:
+        """Returns the record of a sandbox whose wishes changed. Raises StoreFault."""
+
+        def changed(held: RunRecord) -> RunRecord:
+            stay = dict(held.stay or {})
+            change(stay)
             return replace(held, stay=stay)
 
-        active = self._active[run_id]
-        assert active.ledger is not None, "it is detached"
+        active = self._active.get(run_id)
+        if active is None or active.ledger is None:
+            raise SandboxGone("the sandbox has ended")
         try:
-            await active.ledger.took(moved)
+            await active.ledger.took(changed)
         except LeftBehind as left:
             raise StoreFault(f"the sandbox's time could not be written down: {left}; try again") from left
         return active.ledger.record
@@ -189,6 +286,8 @@ class SandboxService:
                 self._tasks.spawn(self._end(record.run_id), f"end of {record.run_id}")
         for run_id in self._programs.keys() - self._active.keys():
             self._programs.pop(run_id).close()
+        for run_id in self._turns.keys() - self._active.keys():
+            del self._turns[run_id]
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Starts work that goes on beside requests, and ends with the server."""
@@ -250,11 +349,32 @@ class SandboxService:
 
     async def _end(self, run_id: str) -> None:
         try:
-            await self._runs.cancel(run_id, OVER)
+            if not await self._is_paused_instead(run_id):
+                await self._runs.cancel(run_id, OVER)
         except SkillyardError as error:  # a later look tries again
             self._emit(Fault("sandbox", error, run_id))
         finally:
             self._ending.discard(run_id)
+
+    async def _is_paused_instead(self, run_id: str) -> bool:
+        """Returns whether a sandbox whose time is over was paused. One that cannot be is ended."""
+        stay = self.live(run_id).stay or {}
+        if not stay.get("pauses") or stay.get("paused"):
+            return False
+        try:
+            return await self._pause(run_id)
+        except SkillyardError as error:
+            self._emit(Fault("sandbox", error, run_id))
+            return False
+
+
+def _not_pausable(record: RunRecord) -> PauseRefused:
+    return PauseRefused(f"sandboxes of the isolation '{record.isolation}' cannot be paused")
+
+
+def is_paused(record: RunRecord) -> bool:
+    """Returns whether the processes of a sandbox stand still."""
+    return bool((record.stay or {}).get("paused"))
 
 
 def check_seconds(seconds: float, longest_s: float) -> None:

@@ -11,12 +11,12 @@ import hashlib
 import hmac
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from starlette.types import Scope
 
-from skillyard.domain.errors import RunNotFound, Unauthenticated
+from skillyard.domain.errors import RunNotFound, SandboxGone, Unauthenticated
 from skillyard.domain.principal import Principal
 from skillyard.domain.work.record import RunRecord
 from skillyard.engine.services.sandboxes import SandboxService
@@ -141,7 +141,11 @@ class Access:
             return None
         if not hmac.compare_digest(token.encode("utf-8", "replace"), self.tokens.traffic(run).encode()):
             return None
-        return await self._still(record.principal)
+        principal = await self._still(record.principal)
+        if principal is not None:
+            with suppress(SandboxGone):  # of one that stays paused, the port answers that
+                await self._sandboxes().awake(record)
+        return principal
 
     @asynccontextmanager
     async def while_good(self, named: str) -> AsyncIterator[None]:

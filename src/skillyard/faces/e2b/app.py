@@ -162,9 +162,9 @@ class E2b:
             case "PUT", ["sandboxes", named, "network"]:
                 return await api.set_network(principal, named, call)
             case "POST", ["sandboxes", named, "pause"]:
-                return await api.pause(principal, named)
+                return await api.pause(principal, named, call)
             case "POST", ["sandboxes", named, "resume"]:
-                return await api.resume(principal, named)
+                return await api.resume(principal, named, call)
             case "GET", ["sandboxes", named, "metrics"]:
                 return await api.metrics(principal, named)
             case _, ["sandboxes", named, word, *_]:

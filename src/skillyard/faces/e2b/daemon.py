@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from skillyard.domain.errors import FileNotFound, SandboxGone, SkillyardError
 from skillyard.domain.work.record import RunRecord
 from skillyard.engine.services.programs import Programs
-from skillyard.engine.services.sandboxes import SandboxService
+from skillyard.engine.services.sandboxes import SandboxService, is_paused
 from skillyard.faces.e2b.access import Access, sandbox_id
 from skillyard.faces.e2b.call import Call
 from skillyard.faces.e2b.errors import INVALID, UNAUTHENTICATED, UNIMPLEMENTED, NotRunning, RpcRefusal
@@ -79,8 +79,12 @@ class Daemon:
         await answer(call, await self.place(record))
 
     async def place(self, record: RunRecord) -> Place:
-        """Returns a sandbox with its programs. Raises NotRunning, Busy, StoreFault."""
+        """Returns a sandbox with its programs. Raises NotRunning, Busy, StoreFault.
+
+        One that is paused goes on first, where its caller wished that.
+        """
         try:
+            record = await self._sandboxes().awake(record)
             programs = await self._sandboxes().programs(record.run_id)
             home = programs.notes.get(_HOME) or await _home_of(programs)
         except SandboxGone:
@@ -90,7 +94,8 @@ class Daemon:
 
     async def _health(self, call: Call, named: str) -> None:
         """Tells anybody who knows the id whether the sandbox runs."""
-        self._access.find(named)
+        if is_paused(self._access.find(named)):
+            raise NotRunning(named[:64])
         await start(call.send, 204, {})
         await end(call.send)
 

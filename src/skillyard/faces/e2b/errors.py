@@ -21,6 +21,7 @@ from skillyard.domain.errors import (
     SkillyardError,
     Unauthenticated,
 )
+from skillyard.engine.services.sandboxes import PauseRefused
 from skillyard.faces.http.errors import HttpRefusal, Unavailable, headers_of, status_of
 from skillyard.faces.http.replies import JSON
 from skillyard.faces.rpc.wire import dumps
@@ -139,6 +140,8 @@ def _status(exc: Exception) -> int:
             return _GONE
         case RunNotFound() | EnvironmentNotFound() | FileNotFound():
             return 404
+        case PauseRefused():
+            return 400
         case QuotaExceeded():
             return _FULL if exc.details.get("field") in ("path", "content", "disk") else 400
         case BackendAway() | ProtectionMissing():

@@ -17,7 +17,7 @@ from skillyard.domain.sandbox.image import is_by_digest
 from skillyard.domain.work.record import RunRecord
 from skillyard.domain.work.stay import Stay
 from skillyard.engine.runs.history import RunHistory
-from skillyard.engine.services.sandboxes import SandboxService, Wanted
+from skillyard.engine.services.sandboxes import SandboxService, Wanted, is_paused
 from skillyard.faces.e2b.access import Tokens, run_id, sandbox_id
 from skillyard.faces.e2b.call import Call, count_in, flag_of, number_of, text_of, texts_of
 from skillyard.faces.e2b.errors import ApiRefusal, NotHere
@@ -29,7 +29,7 @@ ENVD_VERSION = "0.6.7"
 CLIENT = "skillyard"
 MOST_PAGE = 100
 _RUNNING, _PAUSED = "running", "paused"
-_NO_PAUSE = "sandboxes cannot be paused: none of the isolations keeps the memory of one"
+_NO_FILES_ALONE = "sandboxes are paused with their memory, never with their files alone"
 _NEXT = "x-next-token"
 
 
@@ -61,7 +61,12 @@ class Lifecycle:
         record = await self.sandboxes().make(
             principal,
             Wanted(
-                Stay(number_of(body, "timeout", self.settings.timeout_s), template, texts_of(body, "metadata")),
+                Stay(
+                    number_of(body, "timeout", self.settings.timeout_s),
+                    template,
+                    texts_of(body, "metadata"),
+                    *_at_its_end(body),
+                ),
                 env=texts_of(body, "envVars"),
                 network=rules_of(asked, self.network),
                 idempotency_key=_key(call.header("idempotency-key")),
@@ -76,7 +81,7 @@ class Lifecycle:
         states = [word for word in query.get("state", "").split(",") if word]
         if unknown := [word for word in states if word not in (_RUNNING, _PAUSED)]:
             raise InvalidInput("state", f"must be {_RUNNING} or {_PAUSED}", shown(unknown[0]))
-        found = self.sandboxes().list(principal) if not states or _RUNNING in states else []
+        found = [each for each in self.sandboxes().list(principal) if not states or _state(each) in states]
         if query.get("order", "desc") not in ("asc", "desc"):
             raise InvalidInput("order", "must be asc or desc", shown(query["order"]))
         if query.get("order") == "asc":
@@ -100,7 +105,10 @@ class Lifecycle:
         told = self.told(record) | {
             "domain": self.domain,
             "envdAccessToken": self.tokens.envd(record.run_id),
-            "lifecycle": {"autoResume": False, "onTimeout": "kill"},
+            "lifecycle": {
+                "autoResume": bool(_stay(record).get("wakes")),
+                "onTimeout": "pause" if _stay(record).get("pauses") else "kill",
+            },
         }
         return 200, told
 
@@ -113,15 +121,16 @@ class Lifecycle:
     async def connect(self, principal: Principal, named: str, call: Call) -> tuple[int, Any]:
         """Returns the access to a sandbox, whose time becomes longer where it was shorter."""
         body = await call.json(principal.name)
-        await self._find(principal, named)
+        _check_resumed(await self._find(principal, named), body)
         seconds = number_of(body, "timeout", self.settings.timeout_s)
+        await self.sandboxes().resume(principal, run_id(named), seconds)
         record = await self.sandboxes().move_end(principal, run_id(named), seconds, only_later=True)
         return 200, self.entry(record)
 
     async def set_timeout(self, principal: Principal, named: str, call: Call) -> tuple[int, None]:
         """Moves the end of a sandbox: to so many seconds from now. Answers 204."""
         body = await call.json(principal.name)
-        await self._find(principal, named)
+        _check_running(await self._find(principal, named))
         if "timeout" not in body:
             raise InvalidInput("timeout", "must be given, in seconds")
         await self.sandboxes().move_end(principal, run_id(named), number_of(body, "timeout", 0))
@@ -130,7 +139,7 @@ class Lifecycle:
     async def refresh(self, principal: Principal, named: str, call: Call) -> tuple[int, None]:
         """Lets a sandbox live for at least so many seconds more. Answers 204."""
         body = await call.json(principal.name)
-        await self._find(principal, named)
+        _check_running(await self._find(principal, named))
         seconds = number_of(body, "duration", self.settings.timeout_s)
         await self.sandboxes().move_end(principal, run_id(named), seconds, only_later=True)
         return 204, None
@@ -146,8 +155,10 @@ class Lifecycle:
         return 204, None
 
     async def metrics(self, principal: Principal, named: str) -> tuple[int, Any]:
-        """Tells what a sandbox takes now, as one measurement. The words are its own."""
+        """Tells what a sandbox takes now, as one measurement; none of a paused one. The words are its own."""
         record = await self._find(principal, named)
+        if is_paused(record):
+            return 200, []
         seen, limits, now = await self.look(record), record.limits, self.clock.now()
         measured = {
             "timestamp": _time(now),
@@ -162,15 +173,25 @@ class Lifecycle:
         }
         return 200, [measured]
 
-    async def pause(self, principal: Principal, named: str) -> tuple[int, Any]:
-        """Refuses what no isolation here can do. Raises ApiRefusal."""
+    async def pause(self, principal: Principal, named: str, call: Call) -> tuple[int, None]:
+        """Pauses a sandbox. Answers 204, or 409 where it is paused. Raises ApiRefusal for its files alone."""
+        body = await call.json(principal.name)
         await self._find(principal, named)
-        raise NotHere(_NO_PAUSE)
+        flag_of(body, "requireHealthyGuest")  # no other is ever paused
+        if not flag_of(body, "memory", usual=True):
+            raise NotHere(_NO_FILES_ALONE)
+        if not await self.sandboxes().pause(principal, run_id(named)):
+            raise ApiRefusal(409, f"Sandbox {named} is already paused")
+        return 204, None
 
-    async def resume(self, principal: Principal, named: str) -> tuple[int, Any]:
-        """Refuses to resume a sandbox that runs. Raises ApiRefusal."""
-        await self._find(principal, named)
-        raise ApiRefusal(409, f"Sandbox {named} is already running")
+    async def resume(self, principal: Principal, named: str, call: Call) -> tuple[int, Any]:
+        """Lets a paused sandbox go on. Answers 201, or 409 where it runs."""
+        body = await call.json(principal.name)
+        _check_resumed(await self._find(principal, named), body)
+        seconds = number_of(body, "timeout", self.settings.timeout_s)
+        if not await self.sandboxes().resume(principal, run_id(named), seconds):
+            raise ApiRefusal(409, f"Sandbox {named} is already running")
+        return 201, self.entry(await self._find(principal, named))
 
     @property
     def domain(self) -> str:
@@ -208,7 +229,7 @@ class Lifecycle:
             "memoryMB": limits.get("memory_mb", 0),
             "diskSizeMB": limits.get("disk_mb", 0),
             "metadata": stay["metadata"],
-            "state": _RUNNING,
+            "state": _state(record),
             "envdVersion": ENVD_VERSION,
         }
 
@@ -234,6 +255,38 @@ def _stay(record: RunRecord) -> dict[str, Any]:
     return record.stay
 
 
+def _state(record: RunRecord) -> str:
+    return _PAUSED if is_paused(record) else _RUNNING
+
+
+def _check_running(record: RunRecord) -> None:
+    """Raises ApiRefusal for a paused sandbox, which has no time that could be moved."""
+    if is_paused(record):
+        raise ApiRefusal(409, f"Sandbox {sandbox_id(record)} is paused; connect to it, and it goes on")
+
+
+def _check_resumed(record: RunRecord, body: Mapping[str, Any]) -> None:
+    """Raises NotHere for a way of going on that there is not."""
+    if is_paused(record) and not flag_of(body, "memory", usual=True):
+        raise NotHere("memory: a paused sandbox goes on with its memory, and is not begun anew")
+    pauses = bool(_stay(record).get("pauses"))
+    if flag_of(body, "autoPause", usual=pauses) != pauses:
+        raise NotHere("autoPause: it is chosen when a sandbox is made")
+
+
+def _at_its_end(body: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Returns whether a sandbox is paused at the end of its time, and whether requests wake it."""
+    pauses, resume = flag_of(body, "autoPause"), body.get("autoResume")
+    if resume is not None and not isinstance(resume, dict):
+        raise InvalidInput("autoResume", "must be an object", shape(resume))
+    wakes = flag_of(resume or {}, "enabled")
+    if wakes and not pauses:
+        raise InvalidInput("autoResume", "must come with autoPause")
+    if pauses and not flag_of(body, "autoPauseMemory", usual=True):
+        raise NotHere(_NO_FILES_ALONE)
+    return pauses, wakes
+
+
 def _amount(seen: Mapping[str, Any], name: str) -> float:
     """Returns an amount that a sandbox tells of itself; 0 for what cannot be one."""
     value = seen.get(name)
@@ -250,9 +303,6 @@ def _key(text: str) -> str | None:
 
 
 def _refuse_what_is_not_here(body: Mapping[str, Any]) -> None:
-    resume = body.get("autoResume")
-    if flag_of(body, "autoPause") or (isinstance(resume, dict) and resume.get("enabled")):
-        raise NotHere(f"lifecycle: {_NO_PAUSE}")
     for name, why in (
         ("mcp", "mcp: this server's own /mcp serves MCP, and no gateway runs in sandboxes"),
         ("iam", "iam: sandboxes have no identity of their own elsewhere"),

@@ -1,0 +1,109 @@
+"""Stops the processes of a sandbox, and lets them go on.
+
+A program of ours in the sandbox does both: it stops each other process, and lets those go on when its input ends. The
+memory stays where it is. Nothing that stands still can start a process, or end that program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from skillyard.domain.errors import SandboxFault, SandboxGone
+from skillyard.domain.sandbox.guarantees import Level
+from skillyard.domain.sandbox.spec import Argv, Stream
+from skillyard.domain.work.record import RunRecord
+from skillyard.engine.services.programs import Programs
+from skillyard.ports.sandbox import Sandbox
+
+BOUND_S = 30.0
+"""Time in which all processes must stand still."""
+_DONE = b"paused\n"
+_LONGEST_MS = 25 * 3600 * 1000
+"""More than a sandbox lives."""
+_CODE = """
+import os, signal, sys, time
+
+def stat(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        state, parent = file.read().rpartition(")")[2].split()[:2]
+    return state, int(parent)
+
+spared, at = {1, os.getpid()}, os.getppid()
+while at > 1:
+    spared.add(at)
+    at = stat(at)[1]
+before, stopped, until = None, set(), time.monotonic() + 20
+while True:
+    moving, still = set(), set()
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) not in spared:
+            try:
+                (still if stat(int(name))[0] in "TtZX" else moving).add(int(name))
+            except OSError:
+                continue
+    if before is None:
+        before = still
+    if not moving:
+        break
+    if time.monotonic() > until:
+        break
+    for pid in moving:
+        try:
+            os.kill(pid, signal.SIGSTOP)
+            stopped.add(pid)
+        except OSError:
+            continue
+    time.sleep(0.001)
+if not moving:
+    sys.stdout.write("paused\\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+for pid in stopped - before:
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except OSError:
+        continue
+"""
+"""Stops all but the first process, itself, and the processes that started it. Those that stood still before stay so."""
+
+
+def may_pause(record: RunRecord) -> bool:
+    """Returns whether a sandbox sees its own processes alone: no others may be stopped."""
+    return record.enforced.get("pid_namespace") == Level.KERNEL
+
+
+async def stop(programs: Programs) -> str:
+    """Returns the id of the program that holds all others still.
+
+    Raises SandboxFault where they cannot be stopped, SandboxGone, QuotaExceeded.
+    """
+    program = Argv(("python3", "-I", "-S", "-c", _CODE), cwd="/", stdin=True)
+    started = await programs.start(program, None, timeout_ms=_LONGEST_MS)
+    held = False
+    try:
+        async with asyncio.timeout(BOUND_S):
+            said = b""
+            async for data in started.process.output(Stream.STDOUT):
+                said += data
+                if held := _DONE in said:
+                    return started.id
+    except TimeoutError:
+        pass
+    finally:
+        started.__exit__()
+        if not held:
+            await go_on(programs.sandbox, started.id)
+    raise SandboxFault("the processes of the sandbox could not be stopped; try again")
+
+
+async def go_on(sandbox: Sandbox, id: str) -> None:
+    """Lets the processes go on that the program ``id`` holds still. Raises SandboxGone, SandboxFault."""
+    await asyncio.shield(_go_on(sandbox, id))
+
+
+async def _go_on(sandbox: Sandbox, id: str) -> None:
+    process = await sandbox.process(id)
+    with suppress(SandboxGone):
+        await process.close_stdin()
+    await process.wait()
