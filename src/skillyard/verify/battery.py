@@ -14,6 +14,9 @@ from skillyard.verify.site import Site, serves
 BOUND_S = 150.0
 """How long one attack may take, with all that it waits for."""
 
+_PAUSES_S = (0.0, 0.5, 2.0)
+"""A server that serves nothing after these pauses was harmed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -58,7 +61,7 @@ async def fight(site: Site, attacks: Sequence[Attack], *, at_once: int, said: Sa
 
 
 async def face(site: Site, attack: Attack) -> Finding:
-    """Runs one attack, then a benign program: a server that does not serve it was harmed."""
+    """Runs one attack, then benign programs: a server that serves none of them was harmed."""
     began = time.monotonic()
     try:
         async with asyncio.timeout(BOUND_S):
@@ -68,5 +71,17 @@ async def face(site: Site, attack: Attack) -> Finding:
     except Exception as error:  # noqa: BLE001 - an attack that cannot be made shows nothing
         judgement = broken(f"{type(error).__name__}: {error}"[:300])
     if judgement.verdict is Verdict.CONTAINED and (why := await serves(site)):
-        judgement = escaped(f"afterwards the server did not serve: {why}")
+        judgement = await _harmed(site, why)
     return Finding(attack, judgement, time.monotonic() - began)
+
+
+async def _harmed(site: Site, why: str) -> Judgement:
+    """Returns the judgement on an attack after which a benign program did not work.
+
+    One sandbox that was lost, on a host that is busy or has a faulty engine, is nothing that the attack got.
+    """
+    for pause_s in _PAUSES_S:
+        await asyncio.sleep(pause_s)
+        if not await serves(site):
+            return broken(f"afterwards a program did not work, and the same works again: {why}")
+    return escaped(f"afterwards the server did not serve: {why}")

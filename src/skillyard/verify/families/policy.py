@@ -89,7 +89,7 @@ async def _refused(site: Site, kind: type[_Weaker]) -> Judgement:
     name = str((await site.run(HEARTBEAT, {"word": "policy"})).raw["isolation"])
     with workplace() as place:
         settings = site.runtime.settings.model_copy(update={"data_dir": place / "data", "skills_dirs": ()})
-        real = make_backends(settings, place / "run")[name]
+        real = make_backends(site.runtime.settings, place / "run")[name]  # whose secrets have a provider's key
         try:
             for wall in sorted(set(WALLS) - ADVISORY - registry.nature(name).without - settings.policy.allow_degraded):
                 async with Runtime(settings=settings, backend=kind(real, wall)) as runtime:
