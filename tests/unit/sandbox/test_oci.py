@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tomllib
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,38 @@ async def test_a_socket_that_is_not_there_is_an_engine_that_is_away(tmp_path: Pa
     with pytest.raises(BackendAway):
         await engine.hijack("/exec/1/start", {})
     await engine.close()
+
+
+async def test_a_closed_engine_has_done_its_work_and_opens_nothing(tmp_path: Path) -> None:
+    """A create that is cancelled removes its container behind the caller's back; nothing is opened after that."""
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+                told = json.dumps({"ApiVersion": "1.41"}).encode()
+                head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(told)}\r\n\r\n"
+                writer.write(head.encode() + told)
+        writer.close()
+
+    async with await asyncio.start_unix_server(answer, tmp_path / "engine.sock"):
+        engine = Engine(str(tmp_path / "engine.sock"))
+        begun = asyncio.Event()
+
+        async def removal() -> None:
+            begun.set()
+            await asyncio.sleep(0)
+            await engine.call("DELETE", "/containers/one")
+
+        removing = asyncio.create_task(engine.finished(removal()))
+        await begun.wait()
+        removing.cancel()
+        await engine.close()
+        assert asked[-1] == b"DELETE /v1.41/containers/one HTTP/1.1"
+        with pytest.raises(BackendAway, match="was let go of"):
+            await engine.call("GET", "/info")
+    assert removing.cancelled()
 
 
 def test_a_container_is_closed_on_every_side() -> None:

@@ -300,7 +300,7 @@ class OciBackend:
                 raise
             return await self._attached(handle, spec.owner, spec.limits.timeout_ms, secret, enforced, image.id, first)
         except BaseException:
-            await asyncio.shield(self._remove(name))
+            await self._engine.finished(self._remove(name))
             raise
 
     async def attach(self, handle: str) -> AgentSandbox:

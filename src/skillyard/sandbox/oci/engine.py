@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from skillyard.domain.errors import BackendAway, SandboxFault
 
 if TYPE_CHECKING:
     import httpx2
 
+T = TypeVar("T")
 CALL_S = 120.0
 """How long one call may take: an engine under load makes a container in seconds."""
 BUILD_S = 900.0
@@ -36,12 +37,14 @@ class EngineRefused(SandboxFault):
 
 
 class Engine:
-    """The engine behind ``socket``. Nothing is opened before the first call."""
+    """The engine behind ``socket``. Nothing is opened before the first call, or after it was closed."""
 
     def __init__(self, socket: str) -> None:
         self.socket = socket
         self._client: httpx2.AsyncClient | None = None
         self._base = ""
+        self._closed = False
+        self._work: set[asyncio.Future[Any]] = set()
 
     async def version(self) -> Mapping[str, Any]:
         """Returns what the engine tells of itself. Raises BackendAway."""
@@ -59,7 +62,7 @@ class Engine:
 
     async def stream(
         self, path: str, body: bytes, kind: str, params: Mapping[str, str]
-    ) -> AsyncIterator[Mapping[str, Any]]:
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
         """Posts ``body`` and yields the JSON objects of the answer as they come, one a line.
 
         Raises EngineRefused, BackendAway.
@@ -85,6 +88,8 @@ class Engine:
     def _opened(self) -> httpx2.AsyncClient:
         import httpx2
 
+        if self._closed:
+            raise BackendAway(f"the container engine at {self.socket} was let go of")
         if self._client is None:
             transport = httpx2.AsyncHTTPTransport(uds=self.socket)
             limits = httpx2.Timeout(CALL_S, connect=CONNECT_S)
@@ -122,7 +127,16 @@ class Engine:
             raise
         return Demultiplexed(reader, early), writer
 
+    async def finished(self, work: Coroutine[Any, Any, T]) -> T:
+        """Returns the result of ``work``, which is also done where the caller is cancelled."""
+        working = asyncio.ensure_future(work)
+        self._work.add(working)
+        working.add_done_callback(self._work.discard)
+        return await asyncio.shield(working)
+
     async def close(self) -> None:
+        await asyncio.gather(*self._work, return_exceptions=True)
+        self._closed = True
         if self._client is not None:
             await self._client.aclose()
             self._client = None

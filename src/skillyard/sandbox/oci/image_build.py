@@ -7,6 +7,7 @@ import json
 import tarfile
 import zoneinfo
 from collections.abc import Iterator, Sequence
+from contextlib import aclosing
 from importlib import resources
 from pathlib import Path
 
@@ -73,12 +74,13 @@ async def build(engine: Engine, base: str, tag: str, languages: Sequence[str], u
     if offline:
         params |= {"networkmode": "none"}
     notes: list[str] = []
-    async for told in engine.stream("/build", _context(), "application/x-tar", params):
-        text = told.get("stream")
-        if isinstance(text, str):
-            notes += [line.removeprefix(_SAID) for line in text.splitlines() if line.startswith(_SAID)]
-        if said := told.get("error"):
-            raise SandboxFault(f"the image was not built: {'; '.join(notes) or str(said)[:1000]}")
+    async with aclosing(engine.stream("/build", _context(), "application/x-tar", params)) as answer:
+        async for told in answer:
+            text = told.get("stream")
+            if isinstance(text, str):
+                notes += [line.removeprefix(_SAID) for line in text.splitlines() if line.startswith(_SAID)]
+            if said := told.get("error"):
+                raise SandboxFault(f"the image was not built: {'; '.join(notes) or str(said)[:1000]}")
     made = await engine.call("GET", f"/images/{tag}/json")
     return Built(tag, f"sha256:{str(made['Id']).removeprefix('sha256:')}", tuple(notes))
 
