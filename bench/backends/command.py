@@ -22,8 +22,10 @@ from bench.backends.cost import Plan, measure
 from bench.backends.page import put, tables
 from skillyard.sandbox.registry import BACKENDS
 from skillyard.stores.disk import remove_tree
+from skillyard.testing.attacks.attack import FAILURES
 
 PARTS = ("conformance", "battery", "programs", "cost")
+_FAILED = frozenset({"failed", *FAILURES})
 
 
 @click.command("backends")
@@ -35,6 +37,7 @@ PARTS = ("conformance", "battery", "programs", "cost")
 @click.option(
     "--results", type=click.Path(path_type=Path, file_okay=False), help="Keep results there, and add to them."
 )
+@click.option("--failed", is_flag=True, help="Try again what failed in the results, and keep the rest.")
 @click.option("--page", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Put the tables there.")
 def backends(
     only: Sequence[str],
@@ -43,13 +46,14 @@ def backends(
     rounds: int | None,
     runs: int | None,
     results: Path | None,
+    failed: bool,
     page: Path | None,
 ) -> None:
     """Compare the backends: what each holds, and what it costs.
 
     Starts the real component of each, names those that are lacking, and writes markdown. Without --only and --part all
     of it is measured, which takes hours. With --results a later call adds to what earlier ones measured, and a suite
-    that was ended in the middle goes on.
+    or a battery that was ended in the middle goes on.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # what was started is ended
@@ -61,11 +65,14 @@ def backends(
             file = place / f"{name}.json"
             found = json.loads(file.read_text("utf-8")) if file.exists() else {}
             for part in parts or PARTS:
-                journal = place / f"{name}.{part}.jsonl"
+                journal, whole = place / f"{name}.{part}.jsonl", place / f"{name}.{part}.done.jsonl"
+                if failed and whole.exists():
+                    lines = whole.read_text("utf-8").splitlines(keepends=True)
+                    journal.write_text("".join(line for line in lines if json.loads(line)[1] not in _FAILED), "utf-8")
                 found |= _measured(name, part, plan, journal, quick=quick)
                 file.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-                if "error" not in found.get(part, {"error": "lacking"}):
-                    journal.unlink(missing_ok=True)
+                if journal.exists() and "error" not in found.get(part, {"error": "lacking"}):
+                    journal.replace(whole)
                 if "lacking" in found:
                     break
         told = {
@@ -107,7 +114,7 @@ async def _part(
 ) -> dict[str, Any]:
     doing: dict[str, Callable[[], Awaitable[dict[str, Any]]]] = {
         "conformance": lambda: held.conformance(name, component, home, journal, _say, quick=quick),
-        "battery": lambda: held.battery(name, component, _say, quick=quick),
+        "battery": lambda: held.battery(name, component, journal, _say, quick=quick),
         "programs": lambda: held.programs(name, component, home / "data", _say, quick=quick),
         "cost": lambda: measure(name, component, home, plan),
     }

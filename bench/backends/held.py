@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import runpy
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +27,8 @@ _PROGRAMS = Path(__file__).parents[2] / "docs" / "programs.py"
 _SIGN_OF_LIFE = ("lifecycle", "endings")
 """The sections of the suite, and the families of attacks by their first words, of a quick run."""
 _AT_ONCE = 2
-_WITH_AGENTS = frozenset({"oci", "srt", "e2b", "opensandbox", "microvm"})
-_OF_AGENTS = {
-    "import time": "an agent ends a run at its deadline without asking the interpreter for its place",
-    "def main(args):": "memory and files have one bound there: this program has room, and its value is too large",
-    "import urllib.request": "names are asked of DNS there as well, and nobody answers",
-    "open('big', 'wb').write(b'x' * 9_000_000)": "the limit of one file is reached before that of all",
-}
-"""Programs that end otherwise where an agent supervises them, by their first lines; each with the reason."""
-_OF_LANDLOCK = {
-    "import csv": "its workspace has another path (docs/landlock.md)",
-    "import os": "its workspace has another path (docs/landlock.md)",
-    "import time": "the same, with the path that its workspace has",
-    "open('big', 'wb').write(b'x' * 9_000_000)": "the watch ends the run before a write fails",
-    "import urllib.request": "names are asked of DNS there as well, and nobody answers",
-}
+_AGAIN = frozenset({Verdict.BROKEN, Verdict.TOO_TIGHT})
+"""Verdicts that a busy host gives: such attacks are made once more. An escape stands, whatever comes after it."""
 
 
 async def conformance(
@@ -76,12 +64,11 @@ async def conformance(
                 found[kind].append([check.id, reason])
                 continue
             verdict = await examine(check, ground)
-            if verdict.status is Status.FAILED:  # a busy host misses a bound of time now and then
-                verdict = await examine(check, ground)
+            if verdict.status is Status.FAILED and Verdict.ESCAPED not in verdict.reason:  # as attacks that were broken
+                verdict = await examine(check, replace(ground, patience=3 * component.patience))
             kind = {Status.PASSED: "passed", Status.SKIPPED: "refused", Status.FAILED: "failed"}[verdict.status]
             found[kind].append([check.id, " ".join(verdict.reason.split())[:300]])
-            with journal.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([check.id, kind, found[kind][-1][1]]) + "\n")
+            _note(journal, check.id, kind, found[kind][-1][1])
             if kind == "failed" or number % 50 == 0:
                 say(f"{name}: {number} of {len(checks)} checks; {check.id} {kind} {found[kind][-1][1]}")
     finally:
@@ -95,45 +82,53 @@ def _lines(journal: Path) -> list[list[str]]:
     return [json.loads(line) for line in journal.read_text("utf-8").splitlines()] if journal.exists() else []
 
 
-async def battery(name: str, component: Component, say: Say, *, quick: bool) -> dict[str, Any]:
+def _note(journal: Path, *words: str) -> None:
+    with journal.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(words) + "\n")
+
+
+async def battery(name: str, component: Component, journal: Path, say: Say, *, quick: bool) -> dict[str, Any]:
     """Returns counts by verdict, and the attacks that were not contained.
 
-    Those that say nothing of the backend, by its own list, are counted as ``beyond`` where they are not contained.
+    Those that say nothing of the backend, by its own list, are counted as ``beyond`` where they are not contained. The
+    ``journal`` is as that of :func:`conformance`; an attack that was broken is made once more, alone.
     """
     attacks = chosen(everything(), ("files",) if quick else ())
+    noted = {attack: (Verdict(verdict), why) for attack, verdict, why in _lines(journal)}
+    left = [attack for attack in attacks if attack.name not in noted]
     with workplace() as place:
         await component.prepare(place / "data")
         async with own_runtime(component.load(name, place / "data"), place) as runtime:
             site = Site(runtime, None, runtime)
             await at_home(site)
-            done: list[Finding] = []
 
             def said(finding: Finding) -> None:
-                done.append(finding)
-                if finding.judgement.verdict in FAILURES or len(done) % 50 == 0:
-                    say(f"{name}: {len(done)} of {len(attacks)} attacks; {finding.attack.name} {finding.judgement}")
+                verdict, why = finding.judgement.verdict, " ".join(finding.judgement.why.split())[:300]
+                noted[finding.attack.name] = verdict, why
+                if verdict in FAILURES or len(noted) % 50 == 0:
+                    say(f"{name}: {len(noted)} of {len(attacks)} attacks; {finding.attack.name} {verdict} {why}")
+                if verdict not in _AGAIN:
+                    _note(journal, finding.attack.name, verdict.value, why)
 
-            findings = await fight(site, attacks, at_once=_AT_ONCE, said=said)
+            await fight(site, left, at_once=_AT_ONCE, said=said)
+            again = [attack for attack in left if noted[attack.name][0] in _AGAIN]
+            await fight(site, again, at_once=1, said=said)
+            for attack in again:
+                verdict, why = noted[attack.name]
+                if verdict in _AGAIN:
+                    _note(journal, attack.name, verdict.value, why)
     counts: Counter[str] = Counter()
-    failed = []
-    for finding in findings:
-        beyond = finding.judgement.verdict in FAILURES and finding.attack.name in component.beyond
-        counts["beyond" if beyond else finding.judgement.verdict.value] += 1
-        failed += [] if beyond else [finding]
-    return {
-        "counts": dict(counts),
-        "failed": _told(failed, FAILURES),
-        "not_applicable": _told(findings, {Verdict.NOT_APPLICABLE}),
-    }
-
-
-def _told(findings: Iterable[Finding], verdicts: Iterable[Verdict]) -> list[list[str]]:
-    wanted = set(verdicts)
-    return [
-        [finding.attack.name, finding.judgement.verdict.value, " ".join(finding.judgement.why.split())[:300]]
-        for finding in findings
-        if finding.judgement.verdict in wanted
-    ]
+    rows: dict[str, list[list[str]]] = {"beyond": [], "failed": [], "not_applicable": []}
+    for attack in attacks:
+        verdict, why = noted[attack.name]
+        told = kind = verdict.value
+        if verdict in FAILURES:
+            kind = "beyond" if attack.name in component.beyond else "failed"
+            told = kind if kind == "beyond" else told
+        counts[told] += 1
+        if (listed := rows.get(kind.replace(" ", "_"))) is not None:
+            listed.append([attack.name, verdict.value, why])
+    return {"counts": dict(counts), **rows}
 
 
 async def programs(name: str, component: Component, home: Path, say: Say, *, quick: bool) -> dict[str, Any]:
@@ -150,8 +145,6 @@ async def programs(name: str, component: Component, home: Path, say: Say, *, qui
                 gave = error.message
             if gave != program.gives:
                 first = program.code.strip().splitlines()[0][:80]
-                reasons = _OF_AGENTS if name in _WITH_AGENTS else _OF_LANDLOCK if name == "landlock" else {}
-                why = reasons.get(first, "")
-                others.append([first, program.gives[:200], gave[:300], why])
+                others.append([first, program.gives[:200], gave[:300]])
                 say(f"{name}: {others[-1]}")
     return {"programs": len(wanted), "as_told": len(wanted) - len(others), "others": others}

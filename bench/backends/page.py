@@ -1,8 +1,10 @@
-"""The tables of docs/backends.md, from results."""
+"""The tables of docs/backends.md, from results and from the reasons beside this file."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +86,31 @@ def _kept_out(shown: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
             for check, why in found.get("conformance", {}).get(kind, []):
                 grouped.setdefault(why, []).append(check)
             ordered = sorted(grouped.items(), key=lambda one: -len(one[1]))
-            rows += [(f"{title}: {_few(checks)}", why) for why, checks in ordered]
-        for attack, verdict, why in found.get("battery", {}).get("failed", []):
-            rows.append((f"`verify`: {attack}", f"{verdict}: {why}"))
-        for code, _, gave, *why in found.get("programs", {}).get("others", []):
-            rows.append((f"program `{code}`", "; ".join(filter(None, (f"gave {gave}", *why)))))
+            rows += [
+                (f"{title}: {_few(checks)}", _explained(why, name, "conformance", checks[0])) for why, checks in ordered
+            ]
+        for attack, verdict, gave in found.get("battery", {}).get("failed", []):
+            rows.append((f"`verify`: {attack}", _explained(f"{verdict}: {gave}", name, "battery", attack)))
+        for code, _, gave, *_ in found.get("programs", {}).get("others", []):
+            rows.append((f"program `{code}`", _explained(f"gave {gave}", name, "programs", code)))
         if rows:
             yield f"\n### {name}\n"
             yield "| what | why |\n| --- | --- |"
             yield from (f"| {_cell(what)} | {_cell(why)} |" for what, why in rows)
+
+
+def _explained(gave: str, isolation: str, part: str, what: str) -> str:
+    """Returns what was given, with the reason that fits it."""
+    for one in reasons():
+        if (one["of"], one["what"]) == (part, what) and isolation in one["isolations"] and one["gave"] in gave:
+            return f"{gave}; {one['why']}"
+    return gave
+
+
+@cache
+def reasons() -> tuple[Mapping[str, Any], ...]:
+    """Returns the reasons that are known."""
+    return tuple(tomllib.loads(Path(__file__).with_name("reasons.toml").read_text("utf-8"))["reason"])
 
 
 def _few(checks: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from bench.backends.components import COMPONENTS
-from bench.backends.page import BEGIN, END, tables
+from bench.backends.held import battery
+from bench.backends.page import BEGIN, END, reasons, tables
 from skillyard.sandbox.registry import BACKENDS
 
 PROJECT = Path(__file__).parents[2]
@@ -200,6 +202,50 @@ def test_backends_are_compared(tmp_path: Path) -> None:
 
 def test_each_backend_has_a_component() -> None:
     assert COMPONENTS.keys() == BACKENDS.keys()
+
+
+def test_a_reason_stands_where_all_of_it_fits() -> None:
+    for one in reasons():
+        assert one["isolations"]
+        assert set(one["isolations"]) <= BACKENDS.keys()
+        for isolation, gave, explained in (
+            (one["isolations"][0], one["gave"], True),
+            (one["isolations"][0], "something else", False),
+            ("native", one["gave"], False),
+        ):
+            told = {"others": [[one["what"], "what the page says", gave]], "programs": 1, "as_told": 0}
+            text = tables({isolation: {one["of"]: told}}, [isolation])
+            assert (one["why"] in text) == explained, (one, isolation, gave)
+
+
+def test_a_battery_goes_on_where_it_was_ended(tmp_path: Path) -> None:
+    """What is noted is not tried again; an attack that was broken is made once more."""
+    journal = tmp_path / "native.battery.jsonl"
+    journal.write_text('["files-search", "ESCAPED", "noted"]\n["files-places", "broken", "noted"]\n')
+    with COMPONENTS["native"](tmp_path) as component:
+        found = asyncio.run(battery("native", component, journal, lambda _: None, quick=True))
+    assert sorted(found["failed"]) == [["files-places", "broken", "noted"], ["files-search", "ESCAPED", "noted"]]
+    assert found["counts"]["contained"] > 1
+    names = [json.loads(line)[0] for line in journal.read_text().splitlines()]
+    assert len(names) == len(set(names)) == sum(found["counts"].values())
+
+
+@pytest.mark.long
+def test_what_failed_is_tried_again_alone(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    noted = ('["files-search", "ESCAPED", "noted"]', '["files-places", "contained", ""]')
+    (results / "native.battery.done.jsonl").write_text("\n".join(noted) + "\n")
+    command = [sys.executable, "-m", "bench", "backends", "--quick", "--only", "native", "--part", "battery"]
+    done = subprocess.run(
+        [*command, "--failed", "--results", str(results)], capture_output=True, text=True, timeout=440, cwd=PROJECT
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads((results / "native.json").read_text())["battery"]
+    assert found["failed"] == []
+    lines = (results / "native.battery.done.jsonl").read_text().splitlines()
+    assert noted[0] not in lines
+    assert lines[0] == noted[1]
 
 
 def test_a_component_that_is_lacking_is_named_in_the_table() -> None:
