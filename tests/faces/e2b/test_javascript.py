@@ -15,10 +15,11 @@ from tests.faces.e2b.conftest import Yard
 MODULES = Path(os.environ.get("SKILLYARD_TEST_E2B_JS", "/usr/local/lib/skillyard-ci/e2b-js"))
 
 
-def test_the_javascript_sdk_works(yard: Yard) -> None:
+def ran(yard: Yard, script: str) -> str:
+    """Returns the output of a script beside this file."""
     node = shutil.which("node")
-    if node is None or not (MODULES / "node_modules/e2b").is_dir():
-        pytest.skip(f"there is no node, or no npm package e2b in {MODULES}")
+    if node is None or not (MODULES / "node_modules/@e2b/code-interpreter").is_dir():
+        pytest.skip(f"there is no node, or no npm package @e2b/code-interpreter in {MODULES}")
     env = {
         "PATH": os.environ["PATH"],
         "E2B_MODULES": str(MODULES),
@@ -26,10 +27,14 @@ def test_the_javascript_sdk_works(yard: Yard) -> None:
         "E2B_SANDBOX_URL": yard.server.url,
         "E2B_API_KEY": yard.server.token,
     }
-    script = Path(__file__).with_name("sdk.mjs")
-    ran = subprocess.run([node, script], env=env, capture_output=True, text=True, timeout=240)
-    assert ran.returncode == 0, ran.stderr[-4000:]
-    assert json.loads(ran.stdout) == {
+    words = [node, str(Path(__file__).with_name(script))]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def test_the_javascript_sdk_works(yard: Yard) -> None:
+    assert json.loads(ran(yard, "sdk.mjs")) == {
         "run": ["hello\n/home/user\n", "bad\n", 0],
         "exit": ["CommandExitError", 3],
         "listed": True,

@@ -33,39 +33,42 @@ spared, at = {1, os.getpid()}, os.getppid()
 while at > 1:
     spared.add(at)
     at = stat(at)[1]
-before, stopped, until = None, set(), time.monotonic() + 20
-while True:
+def look():
     moving, still = set(), set()
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) not in spared:
             try:
                 (still if stat(int(name))[0] in "TtZX" else moving).add(int(name))
             except OSError:
-                continue
-    if before is None:
-        before = still
-    if not moving:
-        break
-    if time.monotonic() > until:
-        break
-    for pid in moving:
+                moving.add(int(name))  # it ended just now: it may have left another in its place
+    return moving, still
+
+moving, before = look()
+still, until = before, time.monotonic() + 20
+while time.monotonic() < until:
+    for pid in [-1] if len(spared) == 2 else moving:
         try:
             os.kill(pid, signal.SIGSTOP)
-            stopped.add(pid)
         except OSError:
             continue
+    moving, still = look()
+    if not moving:
+        break
     time.sleep(0.001)
 if not moving:
     sys.stdout.write("paused\\n")
     sys.stdout.flush()
     sys.stdin.read()
-for pid in stopped - before:
+for pid in still - before:
     try:
         os.kill(pid, signal.SIGCONT)
     except OSError:
         continue
 """
-"""Stops all but the first process, itself, and the processes that started it. Those that stood still before stay so."""
+"""Stops all but the first process, itself, and the processes that started it. Those that stood still before stay so.
+
+Where only the first process is above it, one signal reaches all others at once, and no fork gets away (signal(7)).
+"""
 
 
 def may_pause(record: RunRecord) -> bool:
