@@ -23,32 +23,43 @@ except ImportError:  # as a command
 
 INSIDE = Path("src/skillyard/sandbox/native/inside")
 SOURCE, LIBRARY = INSIDE / "steps.c", INSIDE / "libsteps.so"
+FIRST_SOURCE, FIRST = INSIDE / "first.c", INSIDE / "first"
+_WARNINGS = ("-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wshadow")
 FLAGS = (
-    "-std=c99", "-O2", "-fPIC", "-shared", "-fstack-protector-strong", "-U_FORTIFY_SOURCE",
-    "-Wall", "-Wextra", "-Wconversion", "-Wshadow",
+    *_WARNINGS, "-O2", "-fPIC", "-shared", "-fstack-protector-strong", "-U_FORTIFY_SOURCE",
     "-Wl,-z,relro,-z,now,-z,noexecstack,--build-id=none",
 )  # fmt: skip
 """Without _FORTIFY_SOURCE, whose functions musl does not have: one library loads with either C library."""
+FIRST_FLAGS = (
+    *_WARNINGS, "-Os", "-static", "-no-pie", "-nostdlib", "-ffreestanding", "-fno-stack-protector",
+    "-fno-asynchronous-unwind-tables", "-Wl,-z,noexecstack,--build-id=none",
+)  # fmt: skip
+"""Without a C library, and so without the guard of a stack protector."""
 _MACHINES = {62: "x86_64", 183: "aarch64"}
 _MACHINE_AT = 18
 """The place of the machine's number in an ELF header (elf(5))."""
 
 
 def build(root: Path, *more: str) -> str:
-    """Makes the library below ``root``. Returns why it could not, or nothing; none of an earlier source is left."""
-    target, source = root / LIBRARY, root / SOURCE
-    target.unlink(missing_ok=True)
+    """Makes library and program below ``root``. Returns why it could not, or nothing; no earlier ones are left."""
+    _remove(root)
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     if sys.platform != "linux" or shutil.which(compiler[0]) is None:
         return "there is no C compiler"
-    made = hashlib.sha256(source.read_bytes()).hexdigest()
-    flags = [*FLAGS, *more, *shlex.split(os.environ.get("CFLAGS", ""))]
-    command = [*compiler, *flags, f'-DSOURCE="{made}"', "-o", str(target), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        target.unlink(missing_ok=True)
-        return done.stderr.strip()[-2000:] or f"{compiler[0]} ended with {done.returncode}"
+    made = hashlib.sha256((root / SOURCE).read_bytes() + (root / FIRST_SOURCE).read_bytes()).hexdigest()
+    given = [*more, *shlex.split(os.environ.get("CFLAGS", "")), f'-DSOURCE="{made}"']
+    for flags, target, source in ((FLAGS, LIBRARY, SOURCE), (FIRST_FLAGS, FIRST, FIRST_SOURCE)):
+        command = [*compiler, *flags, *given, "-o", str(root / target), str(root / source)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            _remove(root)
+            return done.stderr.strip()[-2000:] or f"{compiler[0]} ended with {done.returncode}"
     return ""
+
+
+def _remove(root: Path) -> None:
+    for target in (LIBRARY, FIRST):
+        (root / target).unlink(missing_ok=True)
 
 
 def machine(library: Path) -> str:
@@ -72,7 +83,7 @@ class CompiledPart(BuildHookInterface):  # type: ignore[type-arg, misc, unused-i
         if why := build(Path(self.root)):
             self.app.display_warning(f"without the compiled part: {why}")
             return
-        build_data["artifacts"].append(str(LIBRARY))
+        build_data["artifacts"] += [str(LIBRARY), str(FIRST)]
         build_data["pure_python"] = False
         name, here = machine(Path(self.root) / LIBRARY), os.uname().machine
         platform = sysconfig.get_platform() if name == here else f"linux-{name}"

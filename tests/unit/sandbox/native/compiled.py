@@ -15,6 +15,7 @@ import skillyard
 
 PROJECT = Path(skillyard.__file__).parents[2]
 SOURCE = PROJECT / "src/skillyard/sandbox/native/inside/steps.c"
+SOURCES = (SOURCE, SOURCE.with_name("first.c"))
 
 
 def make_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.PyDLL:
@@ -26,6 +27,15 @@ def make_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.PyDLL:
     found = ctypes.PyDLL(str(target), use_errno=True)
     found.sy_check.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
     return found
+
+
+def make_first(directory: Path) -> Path:
+    """Makes the static first process as this checkout's source has it, and as nobody can read it."""
+    target = directory / "first"
+    command = ["cc", *hook().FIRST_FLAGS, "-Werror", "-o", target, SOURCE.with_name("first.c")]
+    subprocess.run(command, check=True, timeout=60)
+    target.chmod(0o111)
+    return target
 
 
 def hook() -> Any:

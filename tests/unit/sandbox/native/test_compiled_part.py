@@ -7,11 +7,13 @@ import errno
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from skillyard.sandbox.native.grounds.namespaces.form import Given, Patched, Slo
 from skillyard.sandbox.native.inside.walls import READY
 from skillyard.sandbox.native.linux import kernel
 from skillyard.sandbox.native.linux.syscall_numbers import NUMBERS
-from tests.unit.sandbox.native.compiled import PROJECT, SOURCE, hook, make_library
+from tests.unit.sandbox.native.compiled import PROJECT, SOURCE, SOURCES, hook, make_first, make_library
 
 
 @pytest.fixture(scope="module")
@@ -79,18 +81,24 @@ def test_a_library_of_another_source_or_machine_is_not_used(monkeypatch: pytest.
     place = tmp_path / "inside"
     place.mkdir()
     (tmp_path / "grounds").mkdir()
-    shutil.copy(SOURCE, place)
-    shutil.copy(SOURCE.with_name("libsteps.so"), place)
+    for name in ("steps.c", "first.c", "libsteps.so", "first"):
+        shutil.copy(SOURCE.with_name(name), place)
     monkeypatch.setattr(root, "__file__", str(tmp_path / "grounds" / "root.py"))
     assert root.compiled_part() == place / "libsteps.so"
-    library = bytearray((place / "libsteps.so").read_bytes())
-    library[18] ^= 1
-    (place / "libsteps.so").write_bytes(library)
-    assert root.compiled_part() is None, "it is for another machine"
-    library[18] ^= 1
-    (place / "libsteps.so").write_bytes(library)
-    with (place / "steps.c").open("a") as file:
-        file.write("\n")
+    for part in (place / "libsteps.so", place / "first"):
+        bytes_of = bytearray(part.read_bytes())
+        bytes_of[18] ^= 1
+        part.write_bytes(bytes_of)
+        assert root.compiled_part() is None, "it is for another machine"
+        bytes_of[18] ^= 1
+        part.write_bytes(bytes_of)
+        assert root.compiled_part() is not None
+    for name in ("steps.c", "first.c"):
+        before = (place / name).read_bytes()
+        (place / name).write_bytes(before + b"\n")
+        assert root.compiled_part() is None
+        (place / name).write_bytes(before)
+    (place / "first").unlink()
     assert root.compiled_part() is None
 
 
@@ -101,13 +109,14 @@ def test_the_same_source_gives_the_same_bytes(tmp_path: Path) -> None:
     assert made[0] == made[1]
 
 
-def _built(tmp_path: Path) -> Iterator[bytes]:
+def _built(tmp_path: Path) -> Iterator[tuple[bytes, bytes]]:
     for name in ("one", "two"):
         place = tmp_path / name / hook().INSIDE
         place.mkdir(parents=True)
-        shutil.copy(SOURCE, place)
+        for source in SOURCES:
+            shutil.copy(source, place)
         assert hook().build(tmp_path / name) == ""
-        yield (place / "libsteps.so").read_bytes()
+        yield (place / "libsteps.so").read_bytes(), (place / "first").read_bytes()
 
 
 LOADS = r"""
@@ -125,7 +134,7 @@ int main(int count, char **words) {
 def test_the_library_serves_musl_too(tmp_path: Path) -> None:
     if shutil.which("cc") is None or shutil.which("musl-gcc") is None:
         pytest.skip("there is no C compiler, or none for musl")
-    library = next(_built(tmp_path))
+    library, _ = next(_built(tmp_path))
     (tmp_path / "loads.c").write_text(LOADS)
     (tmp_path / "libsteps.so").write_bytes(library)
     program = tmp_path / "loads"
@@ -143,8 +152,9 @@ def test_a_library_is_made_for_another_machine(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("CC", f"{zig} -m ziglang cc -target aarch64-linux-gnu.2.17")
     monkeypatch.setenv("CFLAGS", "-fno-stack-protector")
     monkeypatch.setenv("ZIG_GLOBAL_CACHE_DIR", str(tmp_path / "cache"))
-    library = next(_built(tmp_path))
-    assert hook().machine(tmp_path / "one" / hook().LIBRARY) == "aarch64"
+    library, _ = next(_built(tmp_path))
+    for made in (hook().LIBRARY, hook().FIRST):
+        assert hook().machine(tmp_path / "one" / made) == "aarch64"
     assert b"libc.so.6\0" in library
     assert b"ld-linux-aarch64.so.1" not in library
 
@@ -152,10 +162,13 @@ def test_a_library_is_made_for_another_machine(tmp_path: Path, monkeypatch: pyte
 def test_an_installation_without_a_compiler_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     (tmp_path / hook().INSIDE).mkdir(parents=True)
-    shutil.copy(SOURCE, tmp_path / hook().INSIDE)
-    (tmp_path / hook().LIBRARY).write_bytes(b"of an earlier source")
+    for source in SOURCES:
+        shutil.copy(source, tmp_path / hook().INSIDE)
+    for made in (hook().LIBRARY, hook().FIRST):
+        (tmp_path / made).write_bytes(b"of an earlier source")
     assert hook().build(tmp_path) == "there is no C compiler"
     assert not (tmp_path / hook().LIBRARY).exists()
+    assert not (tmp_path / hook().FIRST).exists()
 
 
 SERVE = """
@@ -163,11 +176,13 @@ import os, sys
 sys.path.insert(0, sys.argv[1])
 from skillyard.sandbox.native.inside import steps
 part = steps.Compiled(sys.argv[2])
-what, made = part.serve(int(sys.argv[3]), 0, b"")
+first = [sys.argv[5], sys.executable, "-I", "-c", sys.argv[6], "given"]
+what, made = part.serve(int(sys.argv[3]), int(sys.argv[4]), b"", first, {"ONE": "1", "TWO": "é"})
 if what != steps.ENDED:
-    steps.after_fork(child=what == steps.WORKER)
     if what == steps.WORKER:
         while word := os.read(made.channel, 100):
+            if word == b"end":
+                os._exit(7)
             os.write(made.output, b"worker: " + word)
     else:
         os.write(made.control, b"init: " + os.read(made.control, 100))
@@ -223,15 +238,121 @@ class Serving:
         return os.waitpid(self.pid, 0)[1]
 
 
-@pytest.fixture
-def serving(library: ctypes.PyDLL, tmp_path: Path) -> Iterator[Serving]:
+SPACES = kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID
+"""The first process of first.c is the first of its pid namespace, or ends at once."""
+LATER = """
+import json, os, sys
+given = [os.readlink(f"/proc/self/fd/{fd}").partition(":")[0] for fd in (16, 17)]
+told = {"words": sys.argv[1], "size": len("".join(sys.argv[2:])), "given": given, "variables": dict(os.environ)}
+told["open"] = sorted(fd for fd in map(int, os.listdir("/proc/self/fd")) if fd < 30)
+os.write(17, json.dumps(told).encode())
+sys.exit(3)
+"""
+
+
+@contextmanager
+def server(library: ctypes.PyDLL, first: Path, spaces: int) -> Iterator[Serving]:
     ours, theirs = packets.pair()
     command = [sys.executable, "-I", "-c", SERVE, str(PROJECT / "src"), str(Path(library._name).parent)]
-    with subprocess.Popen([*command, str(theirs.fileno())], pass_fds=[theirs.fileno()]) as process:
+    rest = [str(theirs.fileno()), str(spaces), str(first), LATER]
+    with subprocess.Popen([*command, *rest], pass_fds=[theirs.fileno()]) as process:
         theirs.close()
         yield Serving(ours)
         ours.close()
         assert process.wait(20) == 0
+
+
+@pytest.fixture(scope="module")
+def first(library: ctypes.PyDLL) -> Path:
+    return make_first(Path(library._name).parent)
+
+
+@pytest.fixture
+def serving(library: ctypes.PyDLL, first: Path) -> Iterator[Serving]:
+    with server(library, first, 0) as found:
+        yield found
+
+
+@pytest.fixture
+def spaced(library: ctypes.PyDLL, first: Path) -> Iterator[Serving]:
+    """Its clones have pid namespaces of their own."""
+    with server(library, first, SPACES) as found:
+        yield found
+
+
+def test_a_clone_for_one_program_has_a_first_process_of_its_own_memory(spaced: Serving) -> None:
+    for number in range(3):
+        spaced.clone(b"f" + EMPTY)
+        assert spaced.hear() == READY
+        with open(f"/proc/{spaced.pid}/comm") as file:
+            assert file.read() == "first\n"
+        assert spaced.channel is not None
+        spaced.channel.send(b"one %d" % number)
+        assert os.read(spaced.output, 100) == b"worker: one %d" % number
+        assert spaced.end() == 0
+
+
+def test_its_worker_ends_and_is_told_of(spaced: Serving) -> None:
+    spaced.clone(b"f" + EMPTY)
+    assert spaced.hear() == READY
+    assert spaced.channel is not None
+    spaced.channel.send(b"end")
+    said = json.loads(spaced.hear())
+    assert (said["idle_worker_gone"], said.keys()) == (7 << 8, {"idle_worker_gone", "cpu", "rss"})
+    assert 0 < said["cpu"] < 60
+    assert said["rss"] > 1 << 20
+    assert spaced.end() == 0
+
+
+def test_its_worker_is_asked_for_its_last_words(spaced: Serving) -> None:
+    spaced.clone(b"f" + EMPTY)
+    assert spaced.hear() == READY
+    assert spaced.control is not None
+    spaced.control.send(b'{"wind_up":"p"}')
+    assert json.loads(spaced.hear())["idle_worker_gone"] == signal.SIGXCPU
+    assert spaced.end() == 0
+
+
+@pytest.mark.parametrize("size", [0, 65536, 150_000])
+def test_it_starts_a_program_with_the_whole_message(spaced: Serving, size: int) -> None:
+    spaced.clone(b"f" + EMPTY)
+    assert spaced.hear() == READY
+    assert spaced.control is not None
+    id = 'odd "quoted" \\ \n é ' + "x" * 80
+    message = packets.to_json({"start": id, "single": True, "argv": ["x" * size]})
+    reading, writing = os.pipe()
+    packets.send_raw(spaced.control, message.encode(), [writing, writing])
+    os.close(writing)
+    told = json.loads(os.read(reading, 4096))
+    os.close(reading)
+    assert (told["words"], told["size"], told["given"]) == ("given", len(message), ["pipe", "pipe"])
+    assert told["variables"].items() >= {"ONE": "1", "TWO": "é"}.items()
+    assert told["open"][:3] == [0, 1, 2]
+    assert set(told["open"]) - {0, 1, 2, 5, 16, 17} <= {3}, "the descriptor of the listing itself"
+    said = json.loads(spaced.hear())
+    if "idle_worker_gone" in said:
+        said = json.loads(spaced.hear())
+    assert (said["ended"], said["status"]) == (id, 3 << 8)
+    assert os.waitpid(spaced.pid, 0)[1] == 0, "it was made for one program"
+    spaced.let_go()
+
+
+def test_it_is_nothing_outside_of_a_pid_namespace(serving: Serving) -> None:
+    """There it would end strangers."""
+    serving.clone(b"f" + EMPTY)
+    assert os.waitstatus_to_exitcode(os.waitpid(serving.pid, 0)[1]) == 1
+    serving.let_go()
+
+
+def test_a_clone_for_one_program_that_fails_tells_why(spaced: Serving) -> None:
+    absent = Step("place", NUMBERS["chdir"], (b"/nowhere/at/all\0",))
+    for order, why in ((form.encode(absent, form.END), b"No such file"), (b"\xff\xff", b"its order")):
+        spaced.clone(b"f" + order)
+        assert why in spaced.hear()
+        assert os.waitstatus_to_exitcode(spaced.end()) == 1
+    spaced.clone(b"f" + EMPTY)
+    assert spaced.hear() == READY
+    assert spaced.end() == 0
 
 
 def test_a_clone_has_an_init_and_a_worker_and_each_goes_on_in_python(serving: Serving) -> None:

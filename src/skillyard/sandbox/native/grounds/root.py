@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skillyard.sandbox.native.inside import walls
-from skillyard.sandbox.native.inside.steps import LIBRARY
+from skillyard.sandbox.native.inside.steps import FIRST, LIBRARY
 from skillyard.sandbox.native.linux import kernel
 
 _PARTS = ("bin", "lib", "lib64", "include", "share", "ssl")
@@ -235,6 +235,8 @@ def _copy_code(code: Iterable[tuple[str, Path | bytes | None]]) -> None:
             Path(target).write_bytes(source)
         else:
             shutil.copyfile(source, target)
+            if source.name == FIRST:
+                os.chmod(target, _EXECUTE_ONLY)
 
 
 def enter() -> None:
@@ -246,9 +248,12 @@ def enter() -> None:
     kernel.mount("none", "/", None, flags)
 
 
+_EXECUTE_ONLY = 0o111
+"""The mode of a program that nobody can read: the kernel then makes its process undumpable (execve(2))."""
+
 _NATIVE = (
     *(f"linux/{name}" for name in ("__init__", "kernel", "landlock")),
-    *(f"inside/{name}" for name in ("__init__", "walls", "steps", "init", "kept", "zygote")),
+    *(f"inside/{name}" for name in ("__init__", "walls", "steps", "init", "kept", "zygote", "later")),
 )
 
 START_ZYGOTE = (
@@ -294,6 +299,7 @@ def compiled_modules() -> Iterator[tuple[str, Path | None]]:
     """Yields the compiled part as :func:`inside_modules` yields sources, where it was built."""
     if (part := compiled_part()) is not None:
         yield f"skillyard/sandbox/native/inside/{LIBRARY}", part
+        yield f"skillyard/sandbox/native/inside/{FIRST}", part.with_name(FIRST)
 
 
 _ELF_START = 20
@@ -305,13 +311,17 @@ def _machine(start: bytes) -> bytes:
 
 
 def compiled_part() -> Path | None:
-    """Returns the compiled part; None where it is not of this machine and the source beside it."""
+    """Returns the library of the compiled part, which has FIRST beside it.
+
+    None where one of them is not of this machine and the sources beside them.
+    """
     path = Path(__file__).parents[1] / "inside" / LIBRARY
     try:
-        source = hashlib.sha256(path.with_name("steps.c").read_bytes()).hexdigest()
-        library = path.read_bytes()
+        sources = b"".join(path.with_name(name).read_bytes() for name in ("steps.c", "first.c"))
+        mark = f"compiled:{hashlib.sha256(sources).hexdigest()}".encode()
         with open("/proc/self/exe", "rb") as file:
-            ours = f"steps.c:{source}".encode() in library and _machine(library) == _machine(file.read(_ELF_START))
-        return path if ours else None
+            machine = _machine(file.read(_ELF_START))
+        parts = (path.read_bytes(), path.with_name(FIRST).read_bytes())
+        return path if all(mark in part and _machine(part) == machine for part in parts) else None
     except OSError:
         return None

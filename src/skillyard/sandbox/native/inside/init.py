@@ -223,18 +223,14 @@ class Init:
             self.be_child((self._devnull, output, output, channel, stack))
             if keep:
                 kept.be_reaper()
-            _serve_guest(spared)
+            serve_guest(spared)
 
         return _fork(serve)
 
     def _fork_argv(self, message: dict[str, Any], fds: list[int]) -> int:
         def execute() -> None:
             self.be_child((fds[0], fds[1], fds[2]))
-            words = (message["argv"], {**os.environ, **message["env"]}, self.place(message["cwd"]))
-            if size := message.get("terminal"):
-                rows, columns = size
-                terminal.run(rows, columns, lambda: _exec(*words))
-            _exec(*words)
+            run_command(message, self.place(message["cwd"]))
 
         return _fork(execute)
 
@@ -244,27 +240,29 @@ class Init:
 
     def be_child(self, fds: tuple[int, ...]) -> None:
         """Closes init's descriptors, and sets signals as a fresh process has them."""
-        _be_child(fds)
+        be_child(fds)
 
 
 def be_guest(nothing: int, channel: int, output: int, stack: int) -> NoReturn:
     """Goes on as the worker of an init, from which this process was forked."""
 
     def serve() -> None:
-        _be_child((nothing, output, output, channel, stack))
-        _serve_guest(frozenset())
+        be_child((nothing, output, output, channel, stack))
+        serve_guest(frozenset())
 
     _end_with(serve)
 
 
-def _be_child(fds: tuple[int, ...]) -> None:
+def be_child(fds: tuple[int, ...]) -> None:
+    """Makes ``fds`` the only descriptors, from 0 on, and sets signals as at a fresh start."""
     _arrange(fds)
     os.setsid()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
 
 
-def _serve_guest(spared: frozenset[int]) -> None:
+def serve_guest(spared: frozenset[int]) -> None:
+    """Runs the one request of this process, and never returns."""
     guest.reseed()
     guest.serve(CHANNEL_FD, CHANNEL_FD, STACK_FD, spared)
     _say_done()
@@ -309,6 +307,15 @@ def _arrange(fds: tuple[int, ...]) -> None:
     for number, fd in enumerate(high):
         os.dup2(fd, number, inheritable=True)
     kernel.close_from(len(fds))
+
+
+def run_command(message: dict[str, Any], cwd: str) -> None:
+    """Becomes the program of the keeper's message, on a terminal where that says so."""
+    words = (message["argv"], {**os.environ, **message["env"]}, cwd)
+    if size := message.get("terminal"):
+        rows, columns = size
+        terminal.run(rows, columns, lambda: _exec(*words))
+    _exec(*words)
 
 
 def _exec(argv: list[str], env: dict[str, str], cwd: str) -> None:

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -25,11 +26,12 @@ enum { MOST_ORDER = 192 * 1024, MOST_FDS = 16, MOST_ARGS = 6, SLOTS = 8, NONE = 
 enum { SYSCALL, FORK_ONCE, GROW_STACK, DROP_BOUNDING, LAST };     /* form.py: the same numbers */
 enum { NUMBER, BYTES, SLOT, GIVEN, FILTER, PATCHED };
 enum { ENDED, WORKER, INIT, FAILED = -1 };
+enum { MOST_WORDS = 16, OURS = 6, HIGH = 64, LATER_CLOSED = 4 };
 enum { SLACK = 1 << 16 };
 
 #ifdef SOURCE
 /* The keeper compares it with this file: a library of another source is not used. */
-const char sy_source[] = "steps.c:" SOURCE;
+const char sy_source[] = "compiled:" SOURCE;
 #endif
 
 struct argument {
@@ -288,20 +290,83 @@ struct clone_order {
     uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup;
 };
 
-enum { PIDFD = 0x1000, PARENT = 0x8000 };
+enum { SHARED = 0x100, WAITS = 0x4000, PIDFD = 0x1000, PARENT = 0x8000 };
 static const uint64_t INTO_CGROUP = 0x200000000ull;
 
-/* Forks the worker and waits until init has something to do. Never returns in an init whose keeper let go. */
-static int become_init(const int *fds, void (*before_fork)(void), struct sy_made *made)
+/* clone3(2) for a child that begins in ``begin``, on a stack of its own. */
+#if defined(__x86_64__)
+static long clone_into(struct clone_order *order, void (*begin)(void))
 {
-    static const char ready[] = "{\"ready\":true}";
+    long got;
+    register void (*kept)(void) __asm__("r12") = begin;
+    __asm__ volatile("syscall\n\ttest %%rax, %%rax\n\tjnz 1f\n\txor %%ebp, %%ebp\n\tcall *%%r12\n\thlt\n1:"
+                     : "=a"(got)
+                     : "0"((long)SYS_clone3), "D"(order), "S"(sizeof *order), "r"(kept)
+                     : "rcx", "r11", "memory", "cc");
+    return got;
+}
+#elif defined(__aarch64__)
+static long clone_into(struct clone_order *order, void (*begin)(void))
+{
+    register long number __asm__("x8") = SYS_clone3;
+    register long got __asm__("x0") = (long)order;
+    register long size __asm__("x1") = sizeof *order;
+    register void (*kept)(void) __asm__("x19") = begin;
+    __asm__ volatile("svc #0\n\tcbnz x0, 1f\n\tmov x29, #0\n\tmov x30, #0\n\tblr x19\n\tbrk #0\n1:"
+                     : "+r"(got)
+                     : "r"(number), "r"(size), "r"(kept)
+                     : "memory", "cc");
+    return got;
+}
+#else
+#error "a machine that this library does not know"
+#endif
+
+/* One order while it is carried out. A clone that shares our memory finds it here. */
+static struct {
+    int sock;
+    uint8_t *order;
+    size_t size;
+    const int *fds;
+    int count;
+    const uint8_t *code;
+    size_t code_size;
+    struct sy_made *made;
+    char *const *first, *const *environment;
+} now;
+static jmp_buf serving;
+static _Alignas(16) char stack[64 * 1024];
+
+static __attribute__((noreturn)) void break_off(const uint8_t *name, int named)
+{
+    tell(now.fds[0], "broken", name, named, errno);
+    _exit(1);
+}
+
+/* Builds the walls around this process. Returns when they stand. */
+static void build(void)
+{
+    struct step failed;
+    close(now.sock);
+    if (now.count < 3)
+        _exit(1);
+    if (sy_run(now.order, now.size, now.fds, now.count, now.code, now.code_size, &failed) == 0)
+        return;
+    if (failed.name)
+        break_off(failed.name, failed.named);
+    break_off((const uint8_t *)"its order", 9);
+}
+
+/* Opens what init and worker have. Returns -1 with errno. */
+static int open_own(struct sy_made *made)
+{
     sigset_t blocked, children;
     int pipes[2];
-    made->control = fds[0];
-    made->channel = fds[1];
-    made->output = fds[2];
+    made->control = now.fds[0];
+    made->channel = now.fds[1];
+    made->output = now.fds[2];
     if ((made->nothing = open("/dev/null", O_RDWR | O_CLOEXEC)) < 0)
-        return FAILED;
+        return -1;
     sigemptyset(&children);
     sigaddset(&children, SIGCHLD);
     blocked = children;
@@ -309,12 +374,22 @@ static int become_init(const int *fds, void (*before_fork)(void), struct sy_made
     if (sigprocmask(SIG_BLOCK, &blocked, NULL) < 0
         || (made->children = signalfd(-1, &children, SFD_NONBLOCK | SFD_CLOEXEC)) < 0
         || pipe2(pipes, O_CLOEXEC | O_NONBLOCK) < 0)
-        return FAILED;
+        return -1;
     made->stack = pipes[0];
     made->last_words = pipes[1];
-    before_fork();
-    if ((made->worker = fork()) < 0)
-        return FAILED;
+    return 0;
+}
+
+static const uint8_t late[] = "its first process";
+
+/* Forks the worker and waits until init has something to do. Never returns in an init whose keeper let go. */
+static int become_init(void)
+{
+    static const char ready[] = "{\"ready\":true}";
+    struct sy_made *made = now.made;
+    build();
+    if (open_own(made) < 0 || (made->worker = fork()) < 0)
+        break_off(late, sizeof late - 1);
     if (made->worker == 0)
         return WORKER;
     close(made->last_words);
@@ -332,52 +407,94 @@ static int become_init(const int *fds, void (*before_fork)(void), struct sy_made
     return INIT;
 }
 
-static int become_sandbox(uint8_t *order, size_t size, const int *fds, int count, const uint8_t *code, size_t code_size,
-                          void (*before_fork)(void), struct sy_made *made)
+/* Makes ``fds`` the descriptors 0, 1, 2 and so on of the program to be executed, which gets no others. */
+static int keep_only(const int *fds)
 {
-    static const uint8_t late[] = "its first process";
-    struct step failed;
-    if (count < 3)
-        _exit(1);
-    if (sy_run(order, size, fds, count, code, code_size, &failed) < 0) {
-        int error = errno;
-        if (failed.name)
-            tell(fds[0], "broken", failed.name, failed.named, error);
-        else
-            tell(fds[0], "broken", (const uint8_t *)"its order", 9, error);
-        _exit(1);
-    }
-    int what = become_init(fds, before_fork, made);
-    if (what == FAILED) {
-        tell(fds[0], "broken", late, sizeof late - 1, errno);
-        _exit(1);
-    }
-    return what;
+    int high[OURS];
+    for (int i = 0; i < OURS; i++)
+        if ((high[i] = fcntl(fds[i], F_DUPFD, HIGH)) < 0)
+            return -1;
+    for (int i = 0; i < OURS; i++)
+        if (dup2(high[i], i) < 0)
+            return -1;
+    return (int)syscall(SYS_close_range, OURS, ~0u, LATER_CLOSED);
 }
 
-/* Serves clones on ``sock``. ``spaces`` are the flags of the namespaces; ``before_fork`` readies the interpreter.
+/* In memory that is the zygote's, which stands still until the exec: forks once, and that copy is the worker. Then it
+ * becomes first.c, which has a few pages of its own. */
+static __attribute__((noreturn)) void become_first(void)
+{
+    struct sy_made *made = now.made;
+    static char *words[MOST_WORDS], pid[24];
+    int held[2], at = 2;
+    build();
+    if (open_own(made) < 0 || pipe2(held, O_CLOEXEC) < 0 || (made->worker = fork()) < 0)
+        break_off(late, sizeof late - 1);
+    if (made->worker == 0) {
+        /* Foreign code must not meet a pid 1 whose memory is the zygote's. */
+        char none;
+        close(held[1]);
+        while (read(held[0], &none, 1) < 0)
+            if (errno != EINTR)
+                _exit(1);
+        close(held[0]);
+        longjmp(serving, 1);
+    }
+    snprintf(pid, sizeof pid, "%ld", made->worker);
+    words[0] = now.first[0];
+    words[1] = pid;
+    for (int i = 1; now.first[i] && at < MOST_WORDS - 1; i++)
+        words[at++] = now.first[i];
+    words[at] = NULL;
+    if (keep_only((const int[OURS]){made->nothing, made->nothing, made->nothing, made->control, made->children,
+                                    made->stack}) == 0)
+        execve(words[0], words, now.environment);
+    break_off(late, sizeof late - 1);
+}
+
+/* Serves clones on ``sock``. ``spaces`` are the flags of the namespaces; ``first`` is the command of first.c, without
+ * the worker's pid. The interpreter is ready for a fork.
  * ENDED: the keeper let go. WORKER, INIT: this process is one, as ``made`` says. FAILED: errno says why. */
-int sy_serve(int sock, unsigned long spaces, const uint8_t *code, size_t code_size, void (*before_fork)(void),
-             struct sy_made *made)
+int sy_serve(int sock, unsigned long spaces, const uint8_t *code, size_t code_size, char *const *first,
+             char *const *environment, struct sy_made *made)
 {
     static uint8_t order[MOST_ORDER];
     static const uint8_t clone[] = "clone3";
-    int fds[MOST_FDS], count, got;
+    static int fds[MOST_FDS];
+    int count, got;
     ssize_t size;
+    if (setjmp(serving))
+        return WORKER;
     while ((got = receive(sock, order, &size, fds, &count)) > 0) {
-        int pidfd = -1, into = order[0] == '+' && count ? fds[count - 1] : -1;
+        int shares = order[0] == 'f' || order[0] == 'F';
+        int pidfd = -1, into = (order[0] == '+' || order[0] == 'F') && count ? fds[count - 1] : -1;
         struct clone_order a = {.flags = spaces | PARENT | PIDFD, .pidfd = (uintptr_t)&pidfd};
+        now.sock = sock;
+        now.order = order + 1;
+        now.size = (size_t)size - 1;
+        now.fds = fds;
+        now.count = count;
+        now.code = code;
+        now.code_size = code_size;
+        now.made = made;
+        now.first = first;
+        now.environment = environment;
         if (into >= 0) {
             a.flags |= INTO_CGROUP;
             a.cgroup = (uint64_t)into;
         }
-        long pid = syscall(SYS_clone3, &a, sizeof a);
-        if (pid == 0) {
-            close(sock);
-            return become_sandbox(order + 1, (size_t)size - 1, fds, count, code, code_size, before_fork, made);
+        if (shares) {
+            a.flags |= SHARED | WAITS;
+            a.stack = (uintptr_t)stack;
+            a.stack_size = sizeof stack;
         }
+        /* A clone that shared our memory took it away, and without it nobody has the right to its own /proc/self. */
+        prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
+        long pid = shares ? clone_into(&a, become_first) : syscall(SYS_clone3, &a, sizeof a);
+        if (pid == 0)
+            return become_init();
         if (pid < 0)
-            tell(sock, "failed", clone, sizeof clone - 1, errno);
+            tell(sock, "failed", clone, sizeof clone - 1, shares ? (int)-pid : errno);
         else if (tell_cloned(sock, pid, pidfd) < 0)
             return FAILED;
         if (pidfd >= 0)

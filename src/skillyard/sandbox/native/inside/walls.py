@@ -31,6 +31,9 @@ DONE = b"Z\0\0\0\0"
 INTO_CGROUP, PLAIN = b"+", b" "
 """The first byte of an order to the zygote: whether the last descriptor is a cgroup to be cloned into."""
 
+FIRST_INTO_CGROUP, FIRST_PLAIN = b"F", b"f"
+"""The same of a sandbox for one program, whose first process is ``first.c``. The compiled part alone knows them."""
+
 READY = b'{"ready":true}'
 """Init's first word to the keeper."""
 

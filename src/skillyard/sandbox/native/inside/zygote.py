@@ -67,7 +67,7 @@ def main(
     if part is None:
         serve(sock, _clone, become_init)
     else:
-        serve_compiled(part, sock.fileno(), closing_filter)
+        serve_compiled(part, sock.fileno(), closing_filter, packages)
 
 
 @contextmanager
@@ -154,13 +154,20 @@ def serve(sock: socket.socket, clone: Clone, become_init: BecomeInit) -> None:
             os.close(fd)
 
 
-def serve_compiled(part: steps.Compiled, sock: int, closing: bytes) -> None:
+_LATER = (
+    f"import sys; sys.path.append({walls.CODE_ROOT!r});"
+    " from skillyard.sandbox.native.inside.later import main; main(*sys.argv[1:])"
+)
+
+
+def serve_compiled(part: steps.Compiled, sock: int, closing: bytes, packages: str) -> None:
     """Serves clones as :func:`serve` does. This process runs no Python until the keeper lets go."""
-    what, made = part.serve(sock, walls.NAMESPACES, closing)
+    first = os.path.join(os.path.dirname(steps.__file__), steps.FIRST)
+    command = (first, sys.executable, "-I", "-S", "-B", "-c", _LATER, packages)
+    what, made = part.serve(sock, walls.NAMESPACES, closing, command, os.environ)
     if what == steps.ENDED:
         return
     try:
-        steps.after_fork(child=what == steps.WORKER)
         if what == steps.WORKER:
             init.be_guest(made.nothing, made.channel, made.output, made.last_words)
         init.Init.begun(made.control, made.nothing, made.children, made.stack, made.worker).serve()

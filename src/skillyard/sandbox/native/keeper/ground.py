@@ -76,6 +76,11 @@ class Ground(Protocol):
         """Returns the facts of this host for the server."""
         ...
 
+    @property
+    def tells_single(self) -> bool:
+        """Returns whether a sandbox for one program is made otherwise than one for several."""
+        ...
+
     def begin(self, household: Household) -> None:
         """Meets the keeper, before anything else is asked."""
         ...

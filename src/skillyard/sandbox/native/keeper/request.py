@@ -83,6 +83,8 @@ class Shape:
     """Whether programs need another zygote to listen."""
     read_only: str = ""
     """Names of walls.WRITABLE with commas between, which are read-only all the same."""
+    single: bool = False
+    """Whether it is for one program, where the ground makes such sandboxes otherwise."""
 
     terminals: bool = False
 

@@ -80,6 +80,7 @@ class Sandboxes:
         self._environments[name] = details
 
     def create(self, shape: Shape, asked: Asked) -> None:
+        shape = self._told(shape, single=asked.lease.single)
         if not self._environments[shape.environment]["directories"]:
             self._ready.setdefault(shape, deque())
         for kind in (shape,) if shape.listen is None else (shape, replace(shape, listen=None)):
@@ -94,6 +95,7 @@ class Sandboxes:
 
     def prepare(self, shape: Shape, then: Callable[[Warmth], None]) -> None:
         """Make what sandboxes of this shape come from, and call ``then`` when it is there."""
+        shape = self._told(shape, single=True)  # as most runs ask for it
         self._ready.setdefault(shape, deque())
         try:
             source = self._zygotes.get(shape.key)
@@ -102,6 +104,11 @@ class Sandboxes:
             return
         source.warm(then)
         self.refill()
+
+    def _told(self, shape: Shape, *, single: bool) -> Shape:
+        """Returns the shape for one program or several, where these are made in two ways."""
+        imports = self._environments[shape.environment]["preload"]
+        return replace(shape, single=single) if self._ground.tells_single and not imports else shape
 
     def refill(self) -> None:
         """Make sandboxes ahead, but never while there is anything else to do."""

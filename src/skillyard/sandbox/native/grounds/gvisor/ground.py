@@ -134,6 +134,8 @@ def main(config: dict[str, Any], make_loop: Callable[[], Loop] = Loop) -> None:
 
 
 class GvisorGround:
+    tells_single = False
+
     def __init__(self, loop: Loop, config: dict[str, Any]) -> None:
         self._loop = loop
         self._host = Host(loop, config)

@@ -79,6 +79,8 @@ class Pairs:
 
 
 class LandlockGround:
+    tells_single = False
+
     def __init__(self, loop: Loop, config: dict[str, Any]) -> None:
         """Raises OSError with the reason."""
         self._loop = loop

@@ -16,7 +16,7 @@ from skillyard.sandbox.native.grounds.namespaces.zygote import ZygotePlan
 from skillyard.sandbox.native.groups import hierarchies
 from skillyard.sandbox.native.groups.groups import Group, GroupLimits
 from skillyard.sandbox.native.inside import walls
-from skillyard.sandbox.native.inside.walls import INTO_CGROUP, PLAIN
+from skillyard.sandbox.native.inside.walls import FIRST_INTO_CGROUP, FIRST_PLAIN, INTO_CGROUP, PLAIN
 from skillyard.sandbox.native.keeper.account import Account, ProcessMeter
 from skillyard.sandbox.native.keeper.ground import Household, Source, Start
 from skillyard.sandbox.native.keeper.loop import Loop
@@ -70,7 +70,15 @@ class NamespacesPlace:
     ends_whole = True
 
     def __init__(
-        self, host: Host, share: Share, build: walls.Build, memory_mb: int, shower: Shower, *, compiled: bool
+        self,
+        host: Host,
+        share: Share,
+        build: walls.Build,
+        memory_mb: int,
+        shower: Shower,
+        *,
+        compiled: bool,
+        single: bool,
     ) -> None:
         self._host = host
         self._share = share
@@ -82,7 +90,8 @@ class NamespacesPlace:
         into = group is not None and group.version == 2
         joins = 0 if group is None or into else group.hierarchies()
         self.made = _MADE[compiled]
-        self.order = (INTO_CGROUP if into else PLAIN) + (table.order(build, joins) if compiled else build.encode())
+        plain, joined = (FIRST_PLAIN, FIRST_INTO_CGROUP) if compiled and single else (PLAIN, INTO_CGROUP)
+        self.order = (joined if into else plain) + (table.order(build, joins) if compiled else build.encode())
 
     @property
     def uid(self) -> int:
@@ -132,6 +141,11 @@ class NamespacesGround:
     def facts(self) -> Mapping[str, Any]:
         return {**self._host.facts(), "walls": _MADE[self._compiled]}
 
+    @property
+    def tells_single(self) -> bool:
+        """Returns whether some get a static program for their first process."""
+        return self._compiled
+
     def begin(self, household: Household) -> None:
         self._household = household
         self._host.begin(household.lives)
@@ -169,7 +183,8 @@ class NamespacesGround:
         limits, plain = GroupLimits(memory_bytes, shape.pids + 1, shape.cpus), shape.key in self._plain
         share = self._host.take(handle, shape.key, limits, again=plain)
         build, compiled = self._build(shape, share.slot), self._compiled and plain
-        return NamespacesPlace(self._host, share, build, shape.memory_mb, self._shower, compiled=compiled)
+        how = {"compiled": compiled, "single": shape.single}
+        return NamespacesPlace(self._host, share, build, shape.memory_mb, self._shower, **how)
 
     def listen(self, sandbox: Sandbox, wanted: Listen) -> Opened:
         return listening.open_in(self._own_network(), sandbox.pidfd, wanted)

@@ -1,0 +1,30 @@
+"""The start, by exec, of a program in a sandbox whose first process is the static one.
+
+That is ``first.c``. Such a sandbox is made for one program: its waiting worker's, a command, or a guest that collects
+what the worker left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from skillyard.guest import main as guest
+from skillyard.sandbox.native.inside import init, zygote
+
+NOTHING, STACK, GIVEN = 0, 5, 16
+"""The descriptors of ``first.c``: no input and no output, the last stack, and the first of those that came along."""
+
+
+def main(packages: str, *pieces: str) -> None:
+    """Goes on as the program of the keeper's message, which comes in pieces."""
+    message = json.loads(os.fsencode("".join(pieces)))
+    if message["argv"] is None:
+        channel, output = GIVEN, GIVEN + 1
+        init.be_child((NOTHING, output, output, channel, STACK))
+        zygote.be_plain(packages)
+        guest.prepare()
+        init.serve_guest(frozenset())
+    else:
+        init.be_child(tuple(range(GIVEN, GIVEN + 3)))
+        init.run_command(message, message["cwd"])
