@@ -24,7 +24,7 @@ from skillyard.ipc import packets
 from skillyard.sandbox.native.grounds import root
 from skillyard.sandbox.native.grounds.namespaces import form
 from skillyard.sandbox.native.grounds.namespaces.form import Given, Patched, Slot, Step
-from skillyard.sandbox.native.inside.walls import READY
+from skillyard.sandbox.native.inside.walls import DONE, READY
 from skillyard.sandbox.native.linux import kernel
 from skillyard.sandbox.native.linux.syscall_numbers import NUMBERS
 from tests.unit.sandbox.native.compiled import PROJECT, SOURCE, SOURCES, hook, make_first, make_library
@@ -177,15 +177,20 @@ sys.path.insert(0, sys.argv[1])
 from skillyard.sandbox.native.inside import steps
 part = steps.Compiled(sys.argv[2])
 first = [sys.argv[5], sys.executable, "-I", "-c", sys.argv[6], "given"]
-what, made = part.serve(int(sys.argv[3]), int(sys.argv[4]), b"", first, {"ONE": "1", "TWO": "é"})
+def work():
+    while word := os.read(3, 100):
+        if word == b"end":
+            os._exit(7)
+        if word == b"return":
+            return
+        if word == b"raise":
+            raise ValueError
+        os.write(1, b"worker: " + word)
+    os._exit(0)
+what, made = part.serve(int(sys.argv[3]), int(sys.argv[4]), b"", first, {"ONE": "1", "TWO": "é"}, work)
 if what != steps.ENDED:
-    if what == steps.WORKER:
-        while word := os.read(made.channel, 100):
-            if word == b"end":
-                os._exit(7)
-            os.write(made.output, b"worker: " + word)
-    else:
-        os.write(made.control, b"init: " + os.read(made.control, 100))
+    if word := os.read(made.control, 100):
+        os.write(made.control, b"init: " + word)
 """
 
 
@@ -301,6 +306,28 @@ def test_its_worker_ends_and_is_told_of(spaced: Serving) -> None:
     assert (said["idle_worker_gone"], said.keys()) == (7 << 8, {"idle_worker_gone", "cpu", "rss"})
     assert 0 < said["cpu"] < 60
     assert said["rss"] > 1 << 20
+    assert spaced.end() == 0
+
+
+@pytest.mark.parametrize("kind", [b" ", b"f"])
+def test_a_worker_that_served_says_so(kind: bytes, spaced: Serving) -> None:
+    spaced.clone(kind + EMPTY)
+    assert spaced.hear() == READY
+    assert spaced.channel is not None
+    spaced.channel.send(b"return")
+    assert spaced.channel.recv(100) == DONE
+    assert spaced.channel.recv(100) == b""
+    assert spaced.end() == 0
+
+
+@pytest.mark.parametrize("kind", [b" ", b"f"])
+def test_a_worker_that_fails_is_not_done(kind: bytes, spaced: Serving) -> None:
+    spaced.clone(kind + EMPTY)
+    assert spaced.hear() == READY
+    assert spaced.channel is not None
+    spaced.channel.send(b"raise")
+    assert spaced.channel.recv(100) == b""
+    assert os.read(spaced.output, 100) == b"the program could not be started\n"
     assert spaced.end() == 0
 
 

@@ -305,7 +305,7 @@ def test_an_order_that_did_not_come_whole_ends_the_zygote(what: str, library: ct
         opened = len(os.listdir("/proc/self/fd"))
         made = ctypes.create_string_buffer(64)
         ctypes.set_errno(0)
-        got = library.sy_serve(zygote.fileno(), ctypes.c_ulong(0), None, ctypes.c_size_t(0), None, None, made)
+        got = library.sy_serve(zygote.fileno(), ctypes.c_ulong(0), None, ctypes.c_size_t(0), None, None, None, made)
         assert (got, ctypes.get_errno()) == (-1, errno.EMSGSIZE)
         assert len(os.listdir("/proc/self/fd")) == opened
 

@@ -243,14 +243,14 @@ class Init:
         be_child(fds)
 
 
-def be_guest(nothing: int, channel: int, output: int, stack: int) -> NoReturn:
-    """Goes on as the worker of an init, from which this process was forked."""
-
-    def serve() -> None:
-        be_child((nothing, output, output, channel, stack))
-        serve_guest(frozenset())
-
-    _end_with(serve)
+def be_guest() -> None:
+    """Runs the one request of a worker whose descriptors are arranged. Returns when the compiled part says DONE."""
+    try:
+        guest.reseed()
+        guest.serve(CHANNEL_FD, CHANNEL_FD, STACK_FD)
+    except BaseException as error:  # noqa: BLE001 - it never goes on as a second zygote
+        _say_broken(error)
+        _exit(BROKEN_STATUS)
 
 
 def be_child(fds: tuple[int, ...]) -> None:
@@ -281,9 +281,13 @@ def _end_with(child: Callable[[], None]) -> NoReturn:
     try:
         child()
     except BaseException as error:  # noqa: BLE001 - nothing above may catch it and serve on
-        os.write(2, f"the program could not be started: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
+        _say_broken(error)
     finally:
         _exit(BROKEN_STATUS)
+
+
+def _say_broken(error: BaseException) -> None:
+    os.write(2, f"the program could not be started: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
 
 
 def _say_done() -> None:

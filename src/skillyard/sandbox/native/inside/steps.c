@@ -25,9 +25,9 @@
 enum { MOST_ORDER = 192 * 1024, MOST_FDS = 16, MOST_ARGS = 6, SLOTS = 8, NONE = 255, ANY = 255 };
 enum { SYSCALL, FORK_ONCE, GROW_STACK, DROP_BOUNDING, LAST };     /* form.py: the same numbers */
 enum { NUMBER, BYTES, SLOT, GIVEN, FILTER, PATCHED };
-enum { ENDED, WORKER, INIT, FAILED = -1 };
+enum { ENDED, INIT, FAILED = -1 };
 enum { MOST_WORDS = 16, OURS = 6, HIGH = 64, LATER_CLOSED = 4 };
-enum { SLACK = 1 << 16 };
+enum { SLACK = 1 << 16, BROKEN_STATUS = 125, WORKERS = 5, CHANNEL = 3, DONE = 5 }; /* walls.py, init.py */
 
 #ifdef SOURCE
 /* The keeper compares it with this file: a library of another source is not used. */
@@ -55,6 +55,13 @@ struct reader {
 struct filter {
     unsigned short length;
     const void *code;
+};
+
+/* How a worker goes on: functions of the interpreter, and the callable that serves its request and then returns. */
+struct sy_python {
+    void (*after_fork)(void);
+    void *(*call)(void *);
+    void *worker;
 };
 
 struct sy_made {
@@ -332,6 +339,7 @@ static struct {
     const uint8_t *code;
     size_t code_size;
     struct sy_made *made;
+    const struct sy_python *python;
     char *const *first, *const *environment;
 } now;
 static jmp_buf serving;
@@ -370,7 +378,7 @@ static int open_own(struct sy_made *made)
     sigemptyset(&children);
     sigaddset(&children, SIGCHLD);
     blocked = children;
-    sigaddset(&blocked, SIGINT);
+    sigaddset(&blocked, SIGINT); /* init.py: the same, and unblocked in be_child */
     if (sigprocmask(SIG_BLOCK, &blocked, NULL) < 0
         || (made->children = signalfd(-1, &children, SFD_NONBLOCK | SFD_CLOEXEC)) < 0
         || pipe2(pipes, O_CLOEXEC | O_NONBLOCK) < 0)
@@ -382,6 +390,49 @@ static int open_own(struct sy_made *made)
 
 static const uint8_t late[] = "its first process";
 
+/* Makes ``fds`` the only descriptors, from 0 on. */
+static int keep_only(const int *fds, int count)
+{
+    int high[OURS];
+    for (int i = 0; i < count; i++)
+        if ((high[i] = fcntl(fds[i], F_DUPFD, HIGH)) < 0)
+            return -1;
+    for (int i = 0; i < count; i++)
+        if (dup2(high[i], i) < 0)
+            return -1;
+    return 0;
+}
+
+/* As be_child in init.py. */
+static int be_child(const struct sy_made *made)
+{
+    const int fds[WORKERS] = {made->nothing, made->output, made->output, made->channel, made->last_words};
+    sigset_t blocked;
+    sigemptyset(&blocked);
+    sigaddset(&blocked, SIGCHLD);
+    sigaddset(&blocked, SIGINT);
+    if (keep_only(fds, WORKERS) < 0 || syscall(SYS_close_range, WORKERS, ~0u, 0) < 0 || setsid() < 0
+        || sigprocmask(SIG_UNBLOCK, &blocked, NULL) < 0)
+        return -1;
+    return prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
+}
+
+/* The worker, on the stack of the interpreter: its request in Python, and then the word that it is done, as _say_done in
+ * init.py. Each page that a way back through ctypes touches would be copied. */
+static __attribute__((noreturn)) void become_worker(void)
+{
+    static const char broken[] = "the program could not be started\n", done[DONE] = "Z";
+    now.python->after_fork();
+    if (be_child(now.made) == 0 && now.python->call(now.python->worker)) {
+        while (send(CHANNEL, done, sizeof done, MSG_NOSIGNAL) < 0 && errno == EINTR)
+            continue;
+        shutdown(CHANNEL, SHUT_WR); /* in each copy that a child holds too */
+        _exit(0);
+    }
+    (void)!write(STDERR_FILENO, broken, sizeof broken - 1);
+    _exit(BROKEN_STATUS);
+}
+
 /* Forks the worker and waits until init has something to do. Never returns in an init whose keeper let go. */
 static int become_init(void)
 {
@@ -391,7 +442,7 @@ static int become_init(void)
     if (open_own(made) < 0 || (made->worker = fork()) < 0)
         break_off(late, sizeof late - 1);
     if (made->worker == 0)
-        return WORKER;
+        become_worker();
     close(made->last_words);
     close(made->channel);
     close(made->output);
@@ -405,19 +456,6 @@ static int become_init(void)
     if (!watched[1].revents && recv(made->control, &first, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
         _exit(0);
     return INIT;
-}
-
-/* Makes ``fds`` the descriptors 0, 1, 2 and so on of the program to be executed, which gets no others. */
-static int keep_only(const int *fds)
-{
-    int high[OURS];
-    for (int i = 0; i < OURS; i++)
-        if ((high[i] = fcntl(fds[i], F_DUPFD, HIGH)) < 0)
-            return -1;
-    for (int i = 0; i < OURS; i++)
-        if (dup2(high[i], i) < 0)
-            return -1;
-    return (int)syscall(SYS_close_range, OURS, ~0u, LATER_CLOSED);
 }
 
 /* In memory that is the zygote's, which stands still until the exec: forks once, and that copy is the worker. Then it
@@ -447,16 +485,17 @@ static __attribute__((noreturn)) void become_first(void)
         words[at++] = now.first[i];
     words[at] = NULL;
     if (keep_only((const int[OURS]){made->nothing, made->nothing, made->nothing, made->control, made->children,
-                                    made->stack}) == 0)
+                                    made->stack}, OURS) == 0
+        && syscall(SYS_close_range, OURS, ~0u, LATER_CLOSED) == 0)
         execve(words[0], words, now.environment);
     break_off(late, sizeof late - 1);
 }
 
 /* Serves clones on ``sock``. ``spaces`` are the flags of the namespaces; ``first`` is the command of first.c, without
  * the worker's pid. The interpreter is ready for a fork.
- * ENDED: the keeper let go. WORKER, INIT: this process is one, as ``made`` says. FAILED: errno says why. */
+ * ENDED: the keeper let go. INIT: this process is one, as ``made`` says. FAILED: errno says why. Workers stay here. */
 int sy_serve(int sock, unsigned long spaces, const uint8_t *code, size_t code_size, char *const *first,
-             char *const *environment, struct sy_made *made)
+             char *const *environment, const struct sy_python *python, struct sy_made *made)
 {
     static uint8_t order[MOST_ORDER];
     static const uint8_t clone[] = "clone3";
@@ -464,7 +503,8 @@ int sy_serve(int sock, unsigned long spaces, const uint8_t *code, size_t code_si
     int count, got;
     ssize_t size;
     if (setjmp(serving))
-        return WORKER;
+        become_worker();
+    now.python = python;
     while ((got = receive(sock, order, &size, fds, &count)) > 0) {
         int shares = order[0] == 'f' || order[0] == 'F';
         int pidfd = -1, into = (order[0] == '+' || order[0] == 'F') && count ? fds[count - 1] : -1;

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 LIBRARY, FIRST = "libsteps.so", "first"
 """The library, and the program that is the first process of sandboxes for one program."""
-ENDED, WORKER, INIT, FAILED = 0, 1, 2, -1
+ENDED, INIT, FAILED = 0, 1, -1
 """The states in which :meth:`Compiled.serve` returns."""
-
-
-_DESCRIPTORS = ("control", "channel", "output", "stack", "last_words", "nothing", "children")
 
 
 class Made(ctypes.Structure):
@@ -38,6 +35,12 @@ class Made(ctypes.Structure):
     worker: int
 
 
+class _Python(ctypes.Structure):
+    """How a worker goes on in Python, without a way back to our caller."""
+
+    _fields_ = (("after_fork", ctypes.c_void_p), ("call", ctypes.c_void_p), ("worker", ctypes.py_object))
+
+
 class Compiled:
     """The library, loaded. It keeps the interpreter lock."""
 
@@ -46,13 +49,21 @@ class Compiled:
         self._library = ctypes.PyDLL(os.path.join(directory, LIBRARY), use_errno=True)
 
     def serve(
-        self, sock: int, spaces: int, closing: bytes, first: Sequence[str], environment: Mapping[str, str]
+        self,
+        sock: int,
+        spaces: int,
+        closing: bytes,
+        first: Sequence[str],
+        environment: Mapping[str, str],
+        worker: Callable[[], object],
     ) -> tuple[int, Made]:
         """Serves clones on ``sock``. ``first`` is the command of FIRST, which it executes with ``environment``.
 
-        Returns ENDED when the keeper let go; in a clone, WORKER, or INIT when that has something to do. Raises OSError.
+        ``worker`` is called in workers, whose descriptors are input, output, errors, channel and last stack; they end
+        with it. Returns ENDED when the keeper let go, or INIT in a clone that has something to do. Raises OSError.
         """
-        made = Made()
+        made, api = Made(), ctypes.pythonapi
+        python = _Python(_address(api.PyOS_AfterFork_Child), _address(api.PyObject_CallNoArgs), worker)
         words, variables = _texts(first), _texts([f"{name}={value}" for name, value in environment.items()])
         # Once: a clone that shares our memory would take the locks of the interpreter for ever.
         ctypes.pythonapi.PyOS_BeforeFork()
@@ -63,9 +74,10 @@ class Compiled:
             ctypes.c_size_t(len(closing)),
             words,
             variables,
+            ctypes.byref(python),
             ctypes.byref(made),
         )
-        _after_fork(child=what == WORKER)
+        api.PyOS_AfterFork_Parent()
         if what == FAILED:
             number = ctypes.get_errno()
             raise OSError(number, f"the serve loop: {os.strerror(number)}")
@@ -77,8 +89,6 @@ def _texts(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
     return (ctypes.c_char_p * (len(texts) + 1))(*map(os.fsencode, texts), None)
 
 
-def _after_fork(*, child: bool) -> None:
-    """Readies the interpreter after a fork in the library, as os.fork() does after its own."""
-    call = ctypes.pythonapi.PyOS_AfterFork_Child if child else ctypes.pythonapi.PyOS_AfterFork_Parent
-    call.restype = None
-    call()
+def _address(function: ctypes._NamedFuncPointer) -> int | None:
+    """Returns the address of a function of the interpreter."""
+    return ctypes.cast(function, ctypes.c_void_p).value

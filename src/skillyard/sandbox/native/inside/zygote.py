@@ -164,12 +164,10 @@ def serve_compiled(part: steps.Compiled, sock: int, closing: bytes, packages: st
     """Serves clones as :func:`serve` does. This process runs no Python until the keeper lets go."""
     first = os.path.join(os.path.dirname(steps.__file__), steps.FIRST)
     command = (first, sys.executable, "-I", "-S", "-B", "-c", _LATER, packages)
-    what, made = part.serve(sock, walls.NAMESPACES, closing, command, os.environ)
+    what, made = part.serve(sock, walls.NAMESPACES, closing, command, os.environ, init.be_guest)
     if what == steps.ENDED:
         return
     try:
-        if what == steps.WORKER:
-            init.be_guest(made.nothing, made.channel, made.output, made.last_words)
         init.Init.begun(made.control, made.nothing, made.children, made.stack, made.worker).serve()
         os._exit(0)
     finally:
