@@ -46,7 +46,8 @@ def bench(
     and tasks, ports of services, and the start of commands.
     All is held against the project's budget. Works in a directory of its own.
 
-    `backends` compares the isolations instead, `mcp` measures MCP servers in jails and calls of tools by code.
+    `backends` compares the isolations instead, `mcp` measures MCP servers in jails and calls of tools by code, `e2b`
+    sandboxes through E2B's SDK.
     """
     if context.invoked_subcommand is not None:
         return
@@ -113,6 +114,10 @@ if __name__ == "__main__":
         from bench.backends.command import backends
 
         bench.add_command(backends)
+    if sys.argv[1:2] == ["e2b"]:
+        from bench.e2b import e2b
+
+        bench.add_command(e2b)
     bench.add_command(mcp)
     with reported():
         bench(standalone_mode=False)

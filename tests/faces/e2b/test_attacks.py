@@ -43,6 +43,12 @@ def host_of(yard: Yard) -> str:
     return urlsplit(yard.server.url).netloc
 
 
+@pytest.fixture(scope="module")
+def mallory(yard: Yard) -> str:
+    """The token of another principal."""
+    return yard.token_of("other")
+
+
 def test_sandboxes_of_another_principal_do_not_exist(yard: Yard, sandbox: Any) -> None:
     token = yard.token_of("mallory")
     id = sandbox.sandbox_id
@@ -290,3 +296,84 @@ def test_watchers_are_bounded_and_ones_own(yard: Yard, sandbox: Any) -> None:
         assert other.commands.run("echo lives").stdout == "lives\n"
     finally:
         other.kill()
+
+
+CALLS: tuple[tuple[str, str, Any], ...] = (
+    ("GET", "", None), ("DELETE", "", None), ("POST", "/connect", {"timeout": 5}), ("POST", "/timeout", {"timeout": 5}),
+    ("POST", "/refreshes", {"duration": 5}), ("PUT", "/network", {}), ("PUT", "/network", {"allowOut": ["x.com"]}),
+    ("POST", "/pause", {}), ("POST", "/pause", {"memory": False}), ("POST", "/resume", {}), ("GET", "/metrics", None),
+    ("POST", "/snapshots", {}), ("POST", "/fork", {}), ("GET", "/logs", None), ("POST", "/timeout", {}),
+    ("POST", "/connect", {"timeout": -1}), ("POST", "/pause", {"memory": 5}),
+)  # fmt: skip
+"""Each call for one sandbox, good and bad."""
+
+
+@pytest.mark.parametrize(("method", "path", "body"), CALLS)
+def test_the_sandbox_of_another_answers_as_one_that_is_not(
+    yard: Yard, sandbox: Any, mallory: str, method: str, path: str, body: Any
+) -> None:
+    answers = []
+    for id in (sandbox.sandbox_id, "0" * 32):
+        answer = yard.api(method, f"/sandboxes/{id}{path}", mallory, json=body)
+        headers = {name: value for name, value in answer.headers.items() if name not in ("date", "content-length")}
+        answers.append((answer.status_code, answer.text.replace(id, "ID"), headers))
+    assert answers[0] == answers[1]
+    assert answers[0][0] in (400, 404)
+
+
+def test_programs_and_contexts_of_another_sandbox_are_not_there(yard: Yard, sandbox: Any, mallory: str) -> None:
+    mine = Sandbox.create(timeout=60, **yard.opts_of(mallory))
+    try:
+        handle = sandbox.commands.run("sleep 100", background=True, stdin=True)
+        calls: tuple[tuple[str, dict[str, Any]], ...] = (
+            ("SendInput", {"input": {"stdin": "eA=="}}),
+            ("SendInput", {"input": {"pty": "eA=="}}),
+            ("SendSignal", {"signal": "SIGNAL_SIGKILL"}),
+            ("CloseStdin", {}),
+            ("Update", {"pty": {"size": {"rows": 1, "cols": 1}}}),
+        )
+        for call, more in calls:
+            told = yard.envd(mine, f"/process.Process/{call}", {"process": {"pid": handle.pid}, **more})
+            assert told.status_code == 404, call
+        assert handle.pid in {each.pid for each in sandbox.commands.list()}
+        ports = {"E2b-Sandbox-Port": "49999", "X-Access-Token": str(mine._envd_access_token)}
+        ports["E2B-Traffic-Access-Token"] = str(mine.traffic_access_token)
+        made = yard.ask("POST", "/contexts", {"E2b-Sandbox-Id": mine.sandbox_id, **ports}, json={})
+        assert made.status_code == 200
+        theirs = {"E2b-Sandbox-Id": sandbox.sandbox_id, **ports}
+        assert yard.ask("POST", "/execute", theirs, json={"code": "1"}).status_code == 401
+        assert yard.ask("DELETE", f"/contexts/{made.json()['id']}", theirs).status_code == 401
+        assert handle.kill()
+    finally:
+        mine.kill()
+
+
+def test_one_who_floods_leaves_room_for_others(yard: Yard, mallory: str) -> None:
+    greedy = yard.token_of("greedy")
+    made: list[Any] = []
+    try:
+        refusal = ""
+        while not refusal and len(made) < 30:
+            try:
+                made.append(Sandbox.create(timeout=60, **yard.opts_of(greedy)))
+            except SandboxException as error:
+                refusal = str(error)
+        assert "services" in refusal
+        other = Sandbox.create(timeout=60, **yard.opts_of(mallory))
+        assert other.commands.run("echo lives").stdout == "lives\n"
+        assert other.kill()
+    finally:
+        for each in made:
+            each.kill()
+
+
+def test_a_full_store_of_files_harms_its_own_sandbox_alone(yard: Yard, sandbox: Any) -> None:
+    made = yard.create(timeout=60)
+    made.commands.run(
+        "head -c 2G /dev/zero > /tmp/full; i=0; while : > /tmp/f$i; do i=$((i+1)); done 2>/dev/null; true"
+    )
+    with pytest.raises(SandboxException):
+        made.files.write("more", b"x" * 2**20)
+    assert made.commands.run("echo lives").stdout == "lives\n"
+    assert sandbox.files.write("kept", "text").path == "/home/user/kept"
+    assert made.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -82,6 +83,31 @@ def test_a_time_that_is_over_meanwhile_ends_it(place: Path, until: Until) -> Non
         until(lambda: not Sandbox.list(**yard.opts).next_items())
         with pytest.raises(SandboxNotFoundException):
             Sandbox.connect(made.sandbox_id, **yard.opts)
+
+
+@pytest.mark.parametrize(
+    "after_s", [pytest.param(0.0, marks=pytest.mark.long), 0.1, pytest.param(0.4, marks=pytest.mark.long)]
+)
+def test_a_server_that_is_killed_while_it_pauses_leaves_none_standing(
+    place: Path, until: Until, after_s: float
+) -> None:
+    yard = serving(place)
+    made = yard.create(timeout=300)
+    made.commands.run("n=0; while :; do n=$((n+1)); echo $n > /tmp/ticks; sleep 0.05; done", background=True)
+    until(lambda: made.files.exists("/tmp/ticks"))
+    with ThreadPoolExecutor(1) as pool:
+        pausing = pool.submit(yard.api, "POST", f"/sandboxes/{made.sandbox_id}/pause", json={})
+        time.sleep(after_s)
+        yard.server.kill()
+        assert pausing.exception() or pausing.result().status_code == 204
+    with serving(place).server as server:
+        yard = Yard(server)
+        until(lambda: yard.api("GET", f"/sandboxes/{made.sandbox_id}").status_code == 200)
+        again = Sandbox.connect(made.sandbox_id, timeout=100, **yard.opts)
+        seen = again.files.read("/tmp/ticks")
+        until(lambda: again.files.read("/tmp/ticks") not in ("", seen))
+        assert again.get_info().state is SandboxState.RUNNING
+        assert again.kill()
 
 
 @pytest.mark.long

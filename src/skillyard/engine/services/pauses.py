@@ -1,7 +1,8 @@
 """Stops the processes of a sandbox, and lets them go on.
 
 A program of ours in the sandbox does both: it stops each other process, and lets those go on when its input ends. The
-memory stays where it is. Nothing that stands still can start a process, or end that program.
+memory stays where it is. Nothing that stands still can start a process, or end that program. Until it is told to keep
+them, it does so for seconds only: then a server that is killed before it wrote the pause down leaves none standing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _DONE = b"paused\n"
 _LONGEST_MS = 25 * 3600 * 1000
 """More than a sandbox lives."""
 _CODE = """
-import os, signal, sys, time
+import os, select, signal, time
 
 def stat(pid):
     with open(f"/proc/{pid}/stat") as file:
@@ -56,9 +57,10 @@ while time.monotonic() < until:
         break
     time.sleep(0.001)
 if not moving:
-    sys.stdout.write("paused\\n")
-    sys.stdout.flush()
-    sys.stdin.read()
+    os.write(1, b"paused\\n")
+    if select.select([0], [], [], 20)[0]:
+        while os.read(0, 16):
+            pass
 for pid in still - before:
     try:
         os.kill(pid, signal.SIGCONT)
@@ -98,6 +100,11 @@ async def stop(programs: Programs) -> str:
         if not held:
             await go_on(programs.sandbox, started.id)
     raise SandboxFault("the processes of the sandbox could not be stopped; try again")
+
+
+async def keep(sandbox: Sandbox, id: str) -> None:
+    """Has the processes stand still until they are let go on. Raises SandboxGone where they went on, SandboxFault."""
+    await (await sandbox.process(id)).send(b".")
 
 
 async def go_on(sandbox: Sandbox, id: str) -> None:

@@ -102,6 +102,8 @@ class SandboxService:
         self._ending: set[str] = set()
         self._turns: dict[str, asyncio.Lock] = {}
         """One change between paused and running at a time, by sandbox."""
+        self._kept: set[str] = set()
+        """Paused sandboxes that stay so."""
 
     async def make(self, principal: Principal, wanted: Wanted) -> RunRecord:
         """Returns the record of a sandbox that stands.
@@ -231,9 +233,11 @@ class SandboxService:
 
             try:
                 await self._stays(run_id, paused)
+                await pauses.keep(programs.sandbox, holder)
             except BaseException:
                 await pauses.go_on(programs.sandbox, holder)
                 raise
+            self._kept.add(run_id)
             return True
 
     async def _resume(self, run_id: str, seconds: float) -> bool:
@@ -250,7 +254,20 @@ class SandboxService:
                 stay["paused"], stay["until"] = "", latest
 
             await self._stays(run_id, running)
+            self._kept.discard(run_id)
             return True
+
+    async def _keep(self, run_id: str) -> None:
+        """Has a sandbox stay paused that an earlier server paused; where that went on, the record says so."""
+        try:
+            stay = self.live(run_id).stay or {}
+            async with self._turn(run_id):
+                await pauses.keep(self.sandbox(run_id), stay["paused"])
+        except Busy:  # not attached yet
+            self._kept.discard(run_id)
+        except SandboxGone:
+            with suppress(SkillyardError):
+                await self._resume(run_id, stay["seconds"])
 
     def _turn(self, run_id: str) -> asyncio.Lock:
         return self._turns.setdefault(run_id, asyncio.Lock())
@@ -284,10 +301,14 @@ class SandboxService:
             if record.stay is not None and record.stay["until"] <= now and record.run_id not in self._ending:
                 self._ending.add(record.run_id)
                 self._tasks.spawn(self._end(record.run_id), f"end of {record.run_id}")
+            if is_paused(record) and record.run_id not in self._kept:
+                self._kept.add(record.run_id)
+                self._tasks.spawn(self._keep(record.run_id), f"pause of {record.run_id}")
         for run_id in self._programs.keys() - self._active.keys():
             self._programs.pop(run_id).close()
         for run_id in self._turns.keys() - self._active.keys():
             del self._turns[run_id]
+        self._kept &= self._active.keys()
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Starts work that goes on beside requests, and ends with the server."""

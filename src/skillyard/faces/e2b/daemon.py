@@ -58,6 +58,11 @@ class Place:
 Answer = Callable[[Call, Place], Awaitable[None]]
 
 
+def by_path(service: str, **calls: Answer) -> dict[str, Answer]:
+    """Returns the calls of a service by their paths."""
+    return {f"{service}{name}": call for name, call in calls.items()}
+
+
 class Daemon:
     """Passes requests to their calls, once their sandbox and their right to it are known."""
 

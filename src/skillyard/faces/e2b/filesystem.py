@@ -16,7 +16,7 @@ from skillyard.engine.services.programs import python
 from skillyard.faces.e2b import connect
 from skillyard.faces.e2b.access import sandbox_id
 from skillyard.faces.e2b.call import Call, number_of, text_of
-from skillyard.faces.e2b.daemon import E2B_HOME, WORKSPACE, Answer, Place
+from skillyard.faces.e2b.daemon import E2B_HOME, WORKSPACE, Answer, Place, by_path
 from skillyard.faces.e2b.errors import (
     ALREADY_EXISTS,
     DENIED,
@@ -110,13 +110,9 @@ class Names:
 
     def calls(self) -> dict[str, Answer]:
         """Returns the calls by their paths."""
-        return {
-            f"{SERVICE}Stat": self.look,
-            f"{SERVICE}ListDir": self.list,
-            f"{SERVICE}MakeDir": self.make,
-            f"{SERVICE}Move": self.move,
-            f"{SERVICE}Remove": self.remove,
-        }
+        return by_path(
+            SERVICE, Stat=self.look, ListDir=self.list, MakeDir=self.make, Move=self.move, Remove=self.remove
+        )
 
     async def look(self, call: Call, place: Place) -> None:
         await self._one(call, place, "look")

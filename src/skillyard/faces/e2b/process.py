@@ -20,7 +20,7 @@ from skillyard.engine.services.programs import NUMBER, Started
 from skillyard.faces.e2b import connect
 from skillyard.faces.e2b.access import sandbox_id
 from skillyard.faces.e2b.call import Call, flag_of, text_of, texts_of
-from skillyard.faces.e2b.daemon import Answer, Place
+from skillyard.faces.e2b.daemon import Answer, Place, by_path
 from skillyard.faces.e2b.errors import DEADLINE, INVALID, NOT_FOUND, PRECONDITION, UNIMPLEMENTED, NotRunning, RpcRefusal
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.ports.sandbox import OnTerminal
@@ -74,16 +74,17 @@ class Processes:
 
     def calls(self) -> dict[str, Answer]:
         """Returns the calls by their paths."""
-        return {
-            f"{SERVICE}Start": self.start,
-            f"{SERVICE}Connect": self.connect,
-            f"{SERVICE}List": self.list,
-            f"{SERVICE}SendInput": self.send_input,
-            f"{SERVICE}StreamInput": self.stream_input,
-            f"{SERVICE}CloseStdin": self.close_stdin,
-            f"{SERVICE}SendSignal": self.send_signal,
-            f"{SERVICE}Update": self.update,
-        }
+        return by_path(
+            SERVICE,
+            Start=self.start,
+            Connect=self.connect,
+            List=self.list,
+            SendInput=self.send_input,
+            StreamInput=self.stream_input,
+            CloseStdin=self.close_stdin,
+            SendSignal=self.send_signal,
+            Update=self.update,
+        )
 
     async def start(self, call: Call, place: Place) -> None:
         message = await connect.only(call, place.owner)

@@ -20,7 +20,7 @@ from skillyard.engine.services.programs import Programs, Started
 from skillyard.faces.e2b import connect
 from skillyard.faces.e2b.access import sandbox_id
 from skillyard.faces.e2b.call import Call, flag_of, text_of
-from skillyard.faces.e2b.daemon import Answer, Place
+from skillyard.faces.e2b.daemon import Answer, Place, by_path
 from skillyard.faces.e2b.errors import EXHAUSTED, NOT_FOUND, NotRunning, RpcRefusal
 from skillyard.faces.e2b.filesystem import SERVICE, entry_of, of_answer, program, said_object
 from skillyard.faces.e2b.process import MOST_TIMEOUT_MS
@@ -104,12 +104,13 @@ class Watches:
 
     def calls(self) -> dict[str, Answer]:
         """Returns the calls by their paths."""
-        return {
-            f"{SERVICE}WatchDir": self.stream,
-            f"{SERVICE}CreateWatcher": self.create,
-            f"{SERVICE}GetWatcherEvents": self.fetch,
-            f"{SERVICE}RemoveWatcher": self.remove,
-        }
+        return by_path(
+            SERVICE,
+            WatchDir=self.stream,
+            CreateWatcher=self.create,
+            GetWatcherEvents=self.fetch,
+            RemoveWatcher=self.remove,
+        )
 
     async def stream(self, call: Call, place: Place) -> None:
         message = await connect.only(call, place.owner)
