@@ -258,7 +258,7 @@ class SandboxService:
             return True
 
     async def _keep(self, run_id: str) -> None:
-        """Has a sandbox stay paused that an earlier server paused; where that went on, the record says so."""
+        """Keeps a sandbox paused that an earlier server paused, or has its record say that it runs."""
         try:
             stay = self.live(run_id).stay or {}
             async with self._turn(run_id):
