@@ -41,10 +41,11 @@ from skillyard.sandbox.native.inside.walls import CODE_ROOT
 from skillyard.sandbox.native.link import Following, Link, gone
 
 _PIECE = 1 << 18
-_PATIENCE_S = 0.06
+_PATIENCE_S, _GUEST_PATIENCE_S = 0.06, 0.25
 """How long the output of a program without input waits for its end, which brings all of it in one message.
 
-A following costs a run of a few milliseconds three messages more.
+A following costs a run of a few milliseconds three messages more, most of all on a busy host. A guest's output is read
+by the engine, so that it waits for longer.
 """
 
 LOST = Ending(Outcome.LOST, reason="the sandbox is gone: its keeper ended")
@@ -117,7 +118,7 @@ class NativeProcess:
             raise InvalidInput("terminal", "the program has none; start it on one")
 
     async def wait(self) -> Ending:
-        return await asyncio.shield(self._ending)
+        return self._ending.result() if self._ending.done() else await asyncio.shield(self._ending)
 
     async def kill(self, reason: str = "") -> None:
         if not self._ending.done():
@@ -216,7 +217,10 @@ class NativeSandbox(FilesOfSandbox):
             header.update(op="keep" if program.kept else "start", alone=program.alone)
         elif isinstance(program, Argv) and program.terminal is not None:
             header.update(op="terminal", terminal=[program.terminal.rows, program.terminal.columns])
-        patience_s = _PATIENCE_S if isinstance(program, Guest) or not program.reads else 0.0
+        if isinstance(program, Guest):
+            patience_s = _GUEST_PATIENCE_S
+        else:
+            patience_s = 0.0 if program.reads else _PATIENCE_S
         process = self.processes[id] = NativeProcess(self._link, self.handle, id, patience_s)
         if isinstance(program, Guest) and not program.kept:
             self._link.tell(header, body)  # unanswered: the end is announced, also of one that was not started

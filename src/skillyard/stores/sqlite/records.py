@@ -42,9 +42,11 @@ _WORK = ("owner", "sandbox", "deadline", "cancel_requested", "program", "offsets
          "session_life", "max_attempts", "attempts", "callback", "interpreter", "stay")  # fmt: skip
 """The fields that are stored when they differ from their defaults: most runs have none of them."""
 _DEFAULTS = tuple({field.name: field.default for field in fields(RunRecord)}[name] for name in _WORK)
-_FIELDS = tuple(field.name for field in fields(RunRecord) if field.name not in (*_COLUMNS, *_WORK))
-_fields_of, _work_of = attrgetter(*_FIELDS), attrgetter(*_WORK)
-_STORED = frozenset((*_FIELDS, *_WORK))
+_ALIKE = ("enforced", "guarantees")
+"""The fields that a backend gives to all its sandboxes alike; they are two thirds of a record."""
+_FIELDS = tuple(field.name for field in fields(RunRecord) if field.name not in (*_COLUMNS, *_WORK, *_ALIKE))
+_fields_of, _work_of, _alike_of = attrgetter(*_FIELDS), attrgetter(*_WORK), attrgetter(*_ALIKE)
+_STORED = frozenset((*_FIELDS, *_WORK, *_ALIKE))
 
 _encode = json.JSONEncoder(separators=(",", ":"), default=asdict).encode
 
@@ -65,12 +67,11 @@ _REPLACE = """
     WHERE run_id = ?10 AND revision = ?11 AND ended_at IS NULL AND principal = ?12 AND idempotency_key IS ?13"""
 _TELL_END = "INSERT OR IGNORE INTO callbacks SELECT seq, run_id, ?, 0, ?, '', ? FROM runs WHERE run_id = ?"
 _KEEP_NETWORK = "UPDATE runs SET network = ? WHERE run_id = ? AND ended_at IS NULL"
-_NOTE_GONE = """
-    UPDATE runs SET record = json_set(record, '$.usage.gone_ms', ?) WHERE run_id = ? AND ended_at IS NOT NULL"""
+_NOTE_GONE = "UPDATE runs SET gone_ms = ? WHERE run_id = ? AND ended_at IS NOT NULL"
 _RENEW = "UPDATE runs SET lease_until = ? WHERE lease_holder = ? AND ended_at IS NULL"
-_WHOLE = "record, revision, labels, lease_holder, lease_boot, lease_until, network, needs"
+_WHOLE = "record, gone_ms, revision, labels, lease_holder, lease_boot, lease_until, network, needs"
 _READ = f"SELECT {_WHOLE} FROM runs"  # noqa: S608 - fixed texts
-_READ_LINE = "SELECT record, revision, labels, lease_holder, lease_boot, lease_until FROM runs"
+_READ_LINE = "SELECT record, gone_ms, revision, labels, lease_holder, lease_boot, lease_until FROM runs"
 _LABELLED = "seq IN (SELECT run FROM run_labels WHERE name = ? AND value = ?)"
 _OWN_LABELLED = "seq IN (SELECT run FROM run_labels WHERE name = ? AND value = ? AND principal = ?)"
 _TASK_OF = ":task"
@@ -291,11 +292,34 @@ def encode(record: RunRecord) -> str:
     work = _work_of(record)
     if work != _DEFAULTS:
         values |= {name: value for name, value, usual in zip(_WORK, work, _DEFAULTS, strict=True) if value != usual}
-    return _encode(values)
+    return f"{_encode(values)[:-1]},{_alike.text(_alike_of(record))[1:]}"
+
+
+class _Alike:
+    """Encodes values that are mostly those of a record before, whose text it keeps."""
+
+    def __init__(self) -> None:
+        self._known: tuple[tuple[tuple[Any, ...], str], ...] = ()
+
+    def text(self, values: tuple[Any, ...]) -> str:
+        """Returns the object of the fields ``_ALIKE``."""
+        for known, text in self._known:
+            if known == values:
+                return text
+        text = _encode(dict(zip(_ALIKE, values, strict=True)))
+        # What was read back is compared, since nobody else changes it.
+        copy = json.loads(text)
+        self._known = ((tuple(copy[name] for name in _ALIKE), text), *self._known[: _KEPT - 1])
+        return text
+
+
+_KEPT = 4
+_alike = _Alike()
 
 
 def decode(
     text: str,
+    gone_ms: float | None,
     revision: int,
     labels: str | None,
     holder: str | None,
@@ -312,6 +336,8 @@ def decode(
         values["outcome"] = None if values.get("outcome") is None else Outcome(values["outcome"])
         for name in ("output_blobs", "files", "notes"):
             values[name] = tuple(values.get(name, ()))
+        if gone_ms is not None:
+            values["usage"] = {**values["usage"], "gone_ms": gone_ms}
         for name in values.keys() & _WHOLES.keys():
             values[name] = _WHOLES[name](values[name])
         return RunRecord(
