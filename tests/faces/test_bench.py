@@ -112,6 +112,9 @@ def test_throughput_is_there_for_each_concurrency(report: dict[str, Any]) -> Non
     levels = {row["concurrency"] for row in report["throughput"] if row["id"] == "ready"}
     assert levels == {1, 2, 8}
     assert all(row["runs_per_s"] > 0 for row in report["throughput"])
+    beside = {row["id"]: row["vs_python"] for row in report["throughput"] if row["concurrency"] == 8}
+    assert beside["python"] == 1
+    assert beside["http"] > 0
 
 
 def test_the_ways_out_stand_beside_a_direct_connection_and_a_plain_proxy(report: dict[str, Any]) -> None:

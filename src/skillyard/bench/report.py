@@ -75,13 +75,23 @@ class Report:
                 }
 
     def throughputs(self) -> Iterator[dict[str, Any]]:
-        """Yields one object for each subject and concurrency: the median of its windows."""
+        """Yields one object for each subject and concurrency: the median of its windows.
+
+        ``vs_python`` divides it by that of a plain interpreter, window by window.
+        """
+        plain = self.throughput.get(PYTHON, {})
         for subject in self.subjects:
             for level, rounds in self.throughput.get(subject.id, {}).items():
                 if not rounds.samples:
                     continue
-                rate = round(median(rounds.samples), 1)
-                yield {**_named(subject), "concurrency": level, "windows": len(rounds.blocks), "runs_per_s": rate}
+                rate, times = round(median(rounds.samples), 1), rounds.ratio(plain.get(level, Rounds()))
+                yield {
+                    **_named(subject),
+                    "concurrency": level,
+                    "windows": len(rounds.blocks),
+                    "runs_per_s": rate,
+                    "vs_python": None if times is None else round(times, 2),
+                }
 
     def _ratio(self, subject: Subject, base: str) -> float | None:
         """Against the base doing the same job."""
@@ -193,12 +203,17 @@ def _processor(found: Processor) -> Table:
 
 
 def _throughput(report: Report) -> Table:
-    table = plain_table("callers at once", *map(str, CONCURRENCY))
+    columns = [name for level in CONCURRENCY for name in (str(level), "/ python")]
+    table = plain_table("callers at once", *columns)
     for subject in report.subjects:
-        rates = {r["concurrency"]: r["runs_per_s"] for r in report.throughputs() if r["id"] == subject.id}
-        if rates:
-            table.add_row(subject.title, *(f"{rates[level]:,.0f}" if level in rates else "" for level in CONCURRENCY))
+        rows = {r["concurrency"]: r for r in report.throughputs() if r["id"] == subject.id}
+        if rows:
+            table.add_row(subject.title, *(cell for level in CONCURRENCY for cell in _rate(rows.get(level))))
     return table
+
+
+def _rate(row: Mapping[str, Any] | None) -> tuple[str, str]:
+    return ("", "") if row is None else (f"{row['runs_per_s']:,.0f}", shown_ratio(row["vs_python"]))
 
 
 def _waiting(report: Report) -> Table:

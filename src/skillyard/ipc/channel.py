@@ -71,6 +71,7 @@ BESIDE = socket.CMSG_SPACE(253 * 4)
 """Room for all that the kernel puts beside one piece."""
 
 _READ = 1 << 16
+_TRUNCATED = int(socket.MSG_CTRUNC)  # an enumeration's member is slow to combine
 CROWDED_S = 0.002
 """Before descriptors are sent again when too many are on their way (ETOOMANYREFS)."""
 
@@ -292,7 +293,7 @@ class Channel:
             return
         self._reader.feed(data, descriptors(beside) if beside else ())
         # Truncated: the process has no room for the descriptors, and can no longer tell which frame they belong to.
-        if not data or flags & socket.MSG_CTRUNC:
+        if not data or flags & _TRUNCATED:
             self._lose()
             return
         frames: list[Frame] = []

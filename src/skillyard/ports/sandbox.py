@@ -296,27 +296,20 @@ class Imaged(Protocol):
         ...
 
 
-@runtime_checkable
-class FromImage(Protocol):
-    """A sandbox that was made of an image."""
+def image_in(sandbox: Sandbox) -> str:
+    """Returns the ``image`` of a sandbox that was made of one: ``sha256:`` and 64 hexadecimal digits.
 
-    @property
-    def image(self) -> str:
-        """Returns the digest of the image: ``sha256:`` and 64 hexadecimal digits.
-
-        It is empty where nobody knows it.
-        """
-        ...
+    It is empty where there is none, or nobody knows it.
+    """
+    return str(getattr(sandbox, "image", ""))
 
 
-@runtime_checkable
-class MadeByPart(Protocol):
-    """A sandbox whose walls one of several parts of its backend made."""
+def maker_of(sandbox: Sandbox) -> str:
+    """Returns ``made``, a word for records about the part of its backend that made the walls of a sandbox.
 
-    @property
-    def made(self) -> str:
-        """Returns a word about the part, for records; empty where nothing is to be said."""
-        ...
+    It is empty where nothing is to be said.
+    """
+    return str(getattr(sandbox, "made", ""))
 
 
 @runtime_checkable

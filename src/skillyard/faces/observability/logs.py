@@ -45,6 +45,9 @@ QUEUE = 10_000
 TOGETHER_S = 0.05
 """How long a record below a warning waits for others, to be written with them."""
 
+_NOT_LOOKED_UP = ("_srcfile", "logThreads", "logProcesses", "logMultiprocessing", "logAsyncioTasks")
+"""The facts about a record's origin that no line shows; the handbook of ``logging`` says how to leave them out."""
+
 MAX_TEXT = 2000
 _SECRET_KEY = re.compile(r"authorization|token|secret|password|cookie|api_?key", re.IGNORECASE)
 _BEARER = re.compile(r"\bbearer\s+\S+", re.IGNORECASE)
@@ -60,11 +63,16 @@ def logging_to(stream: TextIO | None = None, *, level: str = "info", style: LogF
     root, previous = logging.getLogger(), logging.getLogger().level
     root.addHandler(entrance)
     root.setLevel(level.upper())
+    before = {name: getattr(logging, name) for name in _NOT_LOOKED_UP if hasattr(logging, name)}
+    for name in before:
+        setattr(logging, name, None)
     quieten_uvicorn(root.level)
     logging.getLogger("httpx2").setLevel(max(root.level, logging.WARNING))  # it tells of each request
     try:
         yield
     finally:
+        for name, value in before.items():
+            setattr(logging, name, value)
         root.removeHandler(entrance)
         root.setLevel(previous)
         entrance.stop()

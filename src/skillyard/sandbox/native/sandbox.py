@@ -184,7 +184,7 @@ class NativeSandbox(FilesOfSandbox):
         self.enforced = enforced
         self.made = ""
         self._over: type[SandboxGone] | None = None
-        self._streams: WeakSet[SocketStream] = WeakSet()
+        self._streams: WeakSet[SocketStream] | None = None
         self.processes: dict[str, NativeProcess] = {}
 
     async def start(
@@ -217,10 +217,7 @@ class NativeSandbox(FilesOfSandbox):
             header.update(op="keep" if program.kept else "start", alone=program.alone)
         elif isinstance(program, Argv) and program.terminal is not None:
             header.update(op="terminal", terminal=[program.terminal.rows, program.terminal.columns])
-        if isinstance(program, Guest):
-            patience_s = _GUEST_PATIENCE_S
-        else:
-            patience_s = 0.0 if program.reads else _PATIENCE_S
+        patience_s = _GUEST_PATIENCE_S if isinstance(program, Guest) else 0.0 if program.reads else _PATIENCE_S
         process = self.processes[id] = NativeProcess(self._link, self.handle, id, patience_s)
         if isinstance(program, Guest) and not program.kept:
             self._link.tell(header, body)  # unanswered: the end is announced, also of one that was not started
@@ -269,6 +266,8 @@ class NativeSandbox(FilesOfSandbox):
         if self._over:
             stream.abort()
             raise self._over("the sandbox is gone")
+        if self._streams is None:
+            self._streams = WeakSet()
         self._streams.add(stream)
         return stream
 
@@ -277,7 +276,7 @@ class NativeSandbox(FilesOfSandbox):
         self._over = SandboxCutOff if cut_off else SandboxGone
         if self._files is not None:
             self._files.lost()
-        for stream in self._streams:
+        for stream in self._streams or ():
             stream.abort()
         for process in self.processes.values():
             process.lost(cut_off=cut_off)
