@@ -148,12 +148,14 @@ class NativeBackend:
                 "shape": shape,
                 "shows": [_show(mount) for mount in spec.mounts],
                 "listen": _listen(spec),
-            }
+            },
+            unwanted=lambda late: self._unwanted(link, late),
         )
         try:
-            answer, _ = await asyncio.shield(asked)
+            answer, _ = await asked
         except asyncio.CancelledError:
-            asked.add_done_callback(lambda done: self._unwanted(link, done.result()[0]))
+            if not asked.cancelled():  # it came just before
+                self._unwanted(link, asked.result()[0])
             raise
         if "gone" in answer:
             raise SandboxGone(answer["gone"])

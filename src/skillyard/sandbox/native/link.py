@@ -87,7 +87,7 @@ class Link:
         self._on_gone = on_gone
         self._numbers = itertools.count(1)
         self._followings: dict[int, Following] = {}
-        self._asked: dict[int, asyncio.Future[tuple[Header, bytes]]] = {}
+        self._asked: dict[int, tuple[asyncio.Future[tuple[Header, bytes]], Callable[[Header], None]]] = {}
         self._hello: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.ended = asyncio.Event()
         """Set when the connection is over: a keeper that was told to stop has ended then."""
@@ -108,12 +108,14 @@ class Link:
         """:meth:`facts`, once they have come."""
         return self._hello.result()
 
-    def ask(self, header: Header, body: bytes = b"") -> asyncio.Future[tuple[Header, bytes]]:
-        """The answer, to be awaited through :meth:`answer`."""
+    def ask(
+        self, header: Header, body: bytes = b"", unwanted: Callable[[Header], None] = lambda _: None
+    ) -> asyncio.Future[tuple[Header, bytes]]:
+        """The answer, to be awaited through :meth:`answer`. ``unwanted`` gets that of a cancelled future."""
         number = next(self._numbers)
         header["q"] = number
         future: asyncio.Future[tuple[Header, bytes]] = self._loop.create_future()
-        self._asked[number] = future
+        self._asked[number] = future, unwanted
         self.tell(header, body)
         return future
 
@@ -170,10 +172,12 @@ class Link:
         if "a" in header:
             if sockets:
                 header["sockets"] = sockets
-            future = self._asked.pop(header["a"], None)
-            if future is not None and not future.done():
-                future.set_result((header, body))
+            asked = self._asked.pop(header["a"], None)
+            if asked is not None and not asked[0].done():
+                asked[0].set_result((header, body))
                 return
+            if asked is not None:
+                asked[1](header)
         elif header.get("event") == "end":
             self._on_end(header, body)
         elif header.get("event") == "output":
@@ -193,7 +197,7 @@ class Link:
 
     def _lost(self) -> None:
         self.alive = False
-        for future in self._asked.values():
+        for future, _ in self._asked.values():
             if not future.done():
                 future.set_result((_CUT, b""))
         self._asked.clear()

@@ -55,13 +55,14 @@ CUT_OFF = replace(LOST, cut_off=True)
 class NativeProcess:
     def __init__(self, link: Link, handle: str, id: str, patience_s: float = 0.0) -> None:
         """Output that is asked for within ``patience_s`` waits so long for the end."""
-        loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self._link = link
         self._handle = handle
         self._id = id
-        self._ending: asyncio.Future[Ending] = loop.create_future()
-        self._clock = loop.time
-        self._patient_until = loop.time() + patience_s
+        self._ending: Ending | None = None
+        self._waiting: set[asyncio.Future[None]] = set()
+        """Waiters of their own, so that nothing stands between the end and a reader that may be cancelled."""
+        self._patient_until = self._loop.time() + patience_s
         self._followings: list[tuple[Stream, Following]] = []
         self._inline: dict[str, bytes] = {}
         self._sizes: dict[str, int] = {}
@@ -73,8 +74,8 @@ class NativeProcess:
         return self._id
 
     async def output(self, stream: Stream, offset: int = 0) -> AsyncIterator[bytes]:
-        if not self._ending.done() and (patience := self._patient_until - self._clock()) > 0:
-            await asyncio.wait([self._ending], timeout=patience)
+        if self._ending is None and (patience := self._patient_until - self._loop.time()) > 0:
+            await self._until_ended(patience)
         if stream not in self._inline and offset < self._sizes.get(stream, offset + 1):
             following = self._link.follow({**self._about("follow"), "stream": stream.value, "offset": offset})
             self._followings.append((stream, following))
@@ -99,7 +100,7 @@ class NativeProcess:
             raise OutputDropped(end["dropped"])
         if "error" in end:
             raise SandboxFault(end["error"])
-        ended = self._ending.done() and self._ending.result() not in (LOST, CUT_OFF)
+        ended = self._ending not in (None, LOST, CUT_OFF)
         if "gone" in end and ended and stream not in self._inline:
             raise gone(end)  # it ended in order, and what it said last is not to be had
 
@@ -118,10 +119,26 @@ class NativeProcess:
             raise InvalidInput("terminal", "the program has none; start it on one")
 
     async def wait(self) -> Ending:
-        return self._ending.result() if self._ending.done() else await asyncio.shield(self._ending)
+        await self._until_ended()
+        assert self._ending is not None, "it was waited for"
+        return self._ending
+
+    async def _until_ended(self, seconds: float | None = None) -> None:
+        """Returns when it has ended, or after so many seconds."""
+        if self._ending is not None:
+            return
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.add(waiter)
+        timer = None if seconds is None else self._loop.call_later(seconds, _wake, waiter)
+        try:
+            await waiter
+        finally:
+            self._waiting.discard(waiter)
+            if timer is not None:
+                timer.cancel()
 
     async def kill(self, reason: str = "") -> None:
-        if not self._ending.done():
+        if self._ending is None:
             try:
                 await self._link.answer({**self._about("kill"), "reason": reason or "killed"})
             except SandboxGone:
@@ -132,7 +149,7 @@ class NativeProcess:
 
         Output that is small comes with it.
         """
-        if self._ending.done():
+        if self._ending is not None:
             return None
         if "ending" not in header:
             self.lost()
@@ -146,17 +163,27 @@ class NativeProcess:
                 following.push(b"", {"end": True})
         self._sizes, self._firsts = header["sizes"], header["firsts"]
         ending = _ending(header["ending"], parting=header.get("parting", False))
-        self._ending.set_result(ending)
+        self._end(ending)
         return ending
 
     def lost(self, *, cut_off: bool = False) -> None:
-        if not self._ending.done():
-            self._ending.set_result(CUT_OFF if cut_off else LOST)
+        if self._ending is None:
+            self._end(CUT_OFF if cut_off else LOST)
         for _, following in self._followings:
             following.push(b"", {"gone": "the sandbox is gone"})
 
+    def _end(self, ending: Ending) -> None:
+        self._ending = ending
+        for waiter in self._waiting:
+            _wake(waiter)
+
     def _about(self, operation: str) -> dict[str, Any]:
         return {"op": operation, "handle": self._handle, "id": self._id}
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 def _ending(told: dict[str, Any], *, parting: bool) -> Ending:
