@@ -305,9 +305,9 @@ def image_in(sandbox: Sandbox) -> str:
 
 
 def maker_of(sandbox: Sandbox) -> str:
-    """Returns ``made``, a word for records about the part of its backend that made the walls of a sandbox.
+    """Returns ``made``, a word for records about the maker of a sandbox's walls.
 
-    It is empty where nothing is to be said.
+    It names a part of the backend, and is empty where there is but one.
     """
     return str(getattr(sandbox, "made", ""))
 
