@@ -12,7 +12,7 @@ from typing import Any
 from skillyard.config.policy import PolicySettings
 from skillyard.domain.errors import InvalidInput, ProtectionMissing, shown
 from skillyard.domain.sandbox.guarantees import AUTO, Demand, Level, Probe, Protection, guarantees
-from skillyard.ports.sandbox import Backend, Imaged, Sandbox, maker_of
+from skillyard.ports.sandbox import Backend, Imaged, Sandbox
 
 
 class Offer:
@@ -43,7 +43,7 @@ class Offer:
         walls, where there are several. Raises ProtectionMissing, which names each guarantee that policy
         demands and the sandbox lacks.
         """
-        enforced, made = sandbox.enforced, maker_of(sandbox)
+        enforced, made = sandbox.enforced, str(getattr(sandbox, "made", ""))
         if (enforced, made) == self._met[0]:  # as the last one that was checked
             return self._met[1]
         found = self._found(enforced)

@@ -20,7 +20,7 @@ from skillyard.engine.network.run_network import NetworkGrant, RunNetwork
 from skillyard.engine.observer import Fault, Observer
 from skillyard.engine.shares import Admission, Budget, Place, Room
 from skillyard.engine.tasks import Tasks
-from skillyard.ports.sandbox import Sandbox, image_in
+from skillyard.ports.sandbox import Sandbox
 from skillyard.values import dataclass
 
 Queued = Callable[[int], None]
@@ -137,7 +137,7 @@ class Loan:
             raise
         self.enforced = dict(sandbox.enforced)
         self.guarantees = self._order.offer.check_walls(sandbox)
-        self.image = image_in(sandbox)
+        self.image = str(getattr(sandbox, "image", ""))
         return sandbox, guest if network is None else await network.enter(sandbox, guest)
 
     async def _create(self, key: str) -> Sandbox:

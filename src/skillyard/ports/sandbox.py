@@ -80,6 +80,12 @@ class OnTerminal(Protocol):
 
 
 class Sandbox(Protocol):
+    """A sandbox may also have two words for records.
+
+    ``image`` is the digest of the image that it was made of: ``sha256:`` and 64 hexadecimal digits, or nothing where
+    nobody knows it. ``made`` names the part of its backend that made its walls, where there are several.
+    """
+
     @property
     def handle(self) -> str:
         """Returns what ``Backend.attach`` takes, after a restart too."""
@@ -294,22 +300,6 @@ class Imaged(Protocol):
         It is the one that ``spec`` names, or the backend's own for its language.
         """
         ...
-
-
-def image_in(sandbox: Sandbox) -> str:
-    """Returns the ``image`` of a sandbox that was made of one: ``sha256:`` and 64 hexadecimal digits.
-
-    It is empty where there is none, or nobody knows it.
-    """
-    return str(getattr(sandbox, "image", ""))
-
-
-def maker_of(sandbox: Sandbox) -> str:
-    """Returns ``made``, a word for records about the maker of a sandbox's walls.
-
-    It names a part of the backend, and is empty where there is but one.
-    """
-    return str(getattr(sandbox, "made", ""))
 
 
 @runtime_checkable

@@ -18,7 +18,7 @@ from skillyard.engine.sessions.keeping import LOST, SERVER, Keeping, Use, interp
 from skillyard.engine.sessions.sandbox import INPUTS, bring, end_programs, fit_of, kept_spec, move, trusting
 from skillyard.engine.shares import Admission
 from skillyard.engine.tasks import Tasks
-from skillyard.ports.sandbox import Sandbox, image_in
+from skillyard.ports.sandbox import Sandbox
 
 RENEWED_AFTER = 200
 """Runs after which a session gets a new sandbox, into which its files move."""
@@ -101,7 +101,7 @@ class SessionLoan(Loan):
         self.sandbox = sandbox = await asyncio.shield(self._standing)
         self.enforced = dict(sandbox.enforced)
         self.guarantees = self._order.offer.check_walls(sandbox)
-        self.image = image_in(sandbox)
+        self.image = str(getattr(sandbox, "image", ""))
         if await bring(sandbox, spec.mounts):
             guest = {**guest, "blob_root": INPUTS}
         if self._use.cell:
