@@ -312,6 +312,15 @@ class Counting(Protocol):
 
 
 @runtime_checkable
+class Standing(Protocol):
+    """A backend that finds the sandboxes of all servers of skillyard, not of its own alone."""
+
+    async def standing(self) -> int:
+        """Returns how many there are at its engine or provider, or on this host. Raises SandboxFault."""
+        ...
+
+
+@runtime_checkable
 class Remote(Protocol):
     """A backend whose sandboxes an engine or a server makes, which may be away for a while."""
 

@@ -106,6 +106,19 @@ async def test_each_is_lent_once_and_counted_only_then(backend: OciBackend, engi
     assert third.enforced == other.enforced
 
 
+async def test_the_doctor_counts_those_of_every_server(
+    backend: OciBackend, engine: tuple[Docker, OciSettings], tmp_path: Path
+) -> None:
+    other = OciBackend(tmp_path / "other", engine[1].model_copy(update={"ready": 0}))
+    before, facts = await other.standing(), (await other.probe()).facts
+    await backend.create(SPEC, "one")
+    assert await other.standing() > before
+    await other.close()
+    again = OciBackend(tmp_path / "other", engine[1].model_copy(update={"ready": 0}))
+    assert (await again.probe()).facts == facts, "sessions keep their sandboxes whatever else the engine runs"
+    await again.close()
+
+
 async def test_what_is_shown_inside_belongs_to_the_shape(backend: OciBackend, tmp_path: Path) -> None:
     skills = {name: tmp_path / name for name in ("a", "b")}
     for name, path in skills.items():

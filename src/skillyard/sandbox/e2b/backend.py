@@ -344,6 +344,9 @@ class E2bBackend:
         found = [one for one in ours if _HANDLE.fullmatch(one.id)]
         return [Held(one.id, one.metadata.get(_KEY, ""), _owner(one), max(0.0, now - one.started)) for one in found]
 
+    async def standing(self) -> int:
+        return sum([_SERVER in one.metadata async for one in self._provider.list({})])
+
     def counts(self) -> dict[str, int]:
         return {"lent": len(self._open), "ready": 0}
 

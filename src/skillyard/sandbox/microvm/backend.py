@@ -37,7 +37,7 @@ from skillyard.sandbox.microvm.accel import Accelerator
 from skillyard.sandbox.microvm.channel import opener
 from skillyard.sandbox.microvm.first import PLACE, seed_message
 from skillyard.sandbox.microvm.image import Image, open_image
-from skillyard.sandbox.microvm.machine import Shape
+from skillyard.sandbox.microvm.machine import Shape, count
 from skillyard.sandbox.microvm.probe import LOOK, NAME, WITHOUT, absent, judge
 from skillyard.sandbox.microvm.snapshot import Snapshots, last_words
 from skillyard.sandbox.native.groups.groups import Group
@@ -302,6 +302,9 @@ class MicrovmBackend:
         """Returns how many machines there are: ``sandboxes``, of these ``lent`` and ``ready``."""
         lent, ready = len(await self.survey()), self._pool.count
         return {"sandboxes": lent + ready, "lent": lent, "ready": ready}
+
+    async def standing(self) -> int:
+        return count()
 
     async def destroy(self, handle: str) -> Usage:
         if handle not in self._destroying:

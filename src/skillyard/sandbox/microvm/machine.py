@@ -242,10 +242,20 @@ def processes_of(name: str) -> Iterator[int]:
 
 
 def _is_of(pid: int, name: str) -> bool:
+    return _words(pid).endswith(b"\0-name\0" + name.encode() + b"\0")
+
+
+def count() -> int:
+    """Returns how many machines of skillyard this host has, of all servers."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return sum(f"name={ORDER_PORT},".encode() in _words(pid) for pid in pids)
+
+
+def _words(pid: int) -> bytes:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b"\0-name\0" + name.encode() + b"\0")
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return False
+        return b""
 
 
 def began(pid: int) -> str:

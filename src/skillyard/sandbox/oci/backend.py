@@ -130,11 +130,9 @@ class OciBackend:
         version, info = await self._engine.version(), await self._engine.call("GET", "/info")
         self._processors = max(1, int(info.get("NCPU") or 1))
         self._bounds_queues = bool(info.get("KernelMemoryTCP")) and str(info.get("CgroupVersion")) == "1"
-        listed = await self._engine.call("GET", "/containers/json", all=1, filters=json.dumps({"label": [_OWNER_ID]}))
-        ready = sum(bool(one["Labels"].get(_READY)) for one in listed)
         told = facts_of(version, info, self._settings.runtime)
         self._is_podman = told["engine"] == "podman"
-        return told | {"containers": f"{len(listed)} of all servers of skillyard at this engine, {ready} made ahead"}
+        return told
 
     async def _seen(self, image: Image, spec: SandboxSpec) -> tuple[Mapping[str, Any], Protection]:
         """Returns what a program sees in a container of ``image``, and its way out. Raises SkillyardError."""
@@ -393,6 +391,10 @@ class OciBackend:
         """Returns how many containers there are: ``sandboxes``, of these ``lent`` and ``ready``."""
         lent, ready = len(await self.survey()), self._pool.count
         return {"sandboxes": lent + ready, "lent": lent, "ready": ready}
+
+    async def standing(self) -> int:
+        filters = json.dumps({"label": [_OWNER_ID]})
+        return len(await self._engine.call("GET", "/containers/json", all=1, filters=filters))
 
     def counts(self) -> dict[str, int]:
         return {"lent": len(self._open), "ready": self._pool.count}

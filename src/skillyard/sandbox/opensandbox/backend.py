@@ -313,6 +313,9 @@ class OpenSandboxBackend:
         found = [one for one in ours if _HANDLE.fullmatch(one.id)]
         return [Held(one.id, _key(one), _owner(one), max(0.0, now - one.started)) for one in found]
 
+    async def standing(self) -> int:
+        return sum([_SERVER in one.metadata async for one in self._server.list({})])
+
     def counts(self) -> dict[str, int]:
         return {"lent": len(self._open), "ready": 0}
 

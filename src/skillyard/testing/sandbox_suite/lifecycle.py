@@ -9,7 +9,8 @@ from dataclasses import replace
 from skillyard.domain.errors import InvalidInput, ProtectionMissing, SandboxFault, SandboxGone
 from skillyard.domain.sandbox.guarantees import ADVISORY, Level
 from skillyard.domain.sandbox.spec import Owner, SandboxSpec
-from skillyard.testing.sandbox_suite.check import Section, expect
+from skillyard.ports.sandbox import Standing
+from skillyard.testing.sandbox_suite.check import NotApplicable, Section, expect
 from skillyard.testing.sandbox_suite.ground import Ground, children, descriptors, fresh, processes, python, run, start
 
 lifecycle = Section("lifecycle")
@@ -25,6 +26,19 @@ async def create_is_idempotent_on_its_key(ground: Ground) -> None:
         expect(len([held for held in await ground.backend.survey() if held.key == key]) == 1, "it is held once")
     finally:
         await ground.backend.destroy(first.handle)
+
+
+@lifecycle.check()
+async def doctor_finds_those_of_every_server(ground: Ground) -> None:
+    """Other servers may make and end theirs meanwhile, so that no difference is told."""
+    if not isinstance(ground.backend, Standing) or ground.reopen is None:
+        raise NotApplicable("its sandboxes are counted by their own server alone")
+    stranger = await ground.reopen()
+    try:
+        async with ground.sandbox():
+            expect(isinstance(stranger, Standing) and await stranger.standing() > 0, "another server counts it")
+    finally:
+        await stranger.close()
 
 
 @lifecycle.check()

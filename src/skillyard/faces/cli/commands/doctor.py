@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from secrets import token_hex
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from skillyard.domain.errors import GateFault, InvalidInput, SkillyardError
+from skillyard.domain.errors import GateFault, InvalidInput, SandboxFault, SkillyardError
 from skillyard.domain.sandbox.guarantees import (
     ABILITIES,
     AUTO,
@@ -54,7 +55,8 @@ def doctor(isolation: str | None, every: bool, as_json: bool, data_dir: Path | N
     stands here; not where the chosen isolation has none by its nature and network.run_code is none. With auto, it
     shows the strongest isolation that stands here. Settings that have no effect are told of, each with the reason.
     With --all, it makes sandboxes of every isolation and says which are ready, who attests their guarantees, and how
-    long a sandbox takes here now (one made ahead where there are such). It exits with 1 when no isolation is ready.
+    long a sandbox takes here now (one made ahead where there are such). Of engines, providers and machines it tells how
+    many sandboxes of any server of skillyard were there before. It exits with 1 when no isolation is ready.
     """
     from skillyard.config.settings import load_settings
 
@@ -87,13 +89,17 @@ def doctor(isolation: str | None, every: bool, as_json: bool, data_dir: Path | N
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """An isolation as it stands here. ``start_ms`` is None where no sandbox can be made, and ``why`` says so."""
+    """An isolation as it stands here. ``start_ms`` is None where no sandbox can be made, and ``why`` says so.
+
+    ``standing`` counts the sandboxes of all servers of skillyard; None where nobody but a server can count its own.
+    """
 
     isolation: str
     ready: bool
     attestors: Mapping[str, str]
     start_ms: float | None
     why: str
+    standing: int | None = None
 
 
 def _compare(settings: Settings, *, as_json: bool) -> None:
@@ -102,10 +108,16 @@ def _compare(settings: Settings, *, as_json: bool) -> None:
         emit_json({"isolations": [asdict(each) for each in found]})
     else:
         rows = [
-            (each.isolation, "ready" if each.ready else "not ready", _by_attestor(each.attestors), _ms(each.start_ms))
+            (
+                each.isolation,
+                "ready" if each.ready else "not ready",
+                _by_attestor(each.attestors),
+                _ms(each.start_ms),
+                "" if each.standing is None else str(each.standing),
+            )
             for each in found
         ]
-        emit_table(("isolation", "here", "guarantees", "start"), rows)
+        emit_table(("isolation", "here", "guarantees", "start", "sandboxes"), rows)
         for each in found:
             if each.why:
                 click.secho(f"\n{each.isolation}: {each.why}", fg="yellow", err=True)
@@ -128,6 +140,7 @@ def _ms(value: float | None) -> str:
 
 
 async def _compared(settings: Settings, directory: Path) -> list[Compared]:
+    from skillyard.ports.sandbox import Standing
     from skillyard.wiring import isolations, make_backend
 
     found = []
@@ -136,10 +149,14 @@ async def _compared(settings: Settings, directory: Path) -> list[Compared]:
             continue
         (run_dir := directory / name).mkdir(mode=0o700)
         backend = make_backend(name, settings, run_dir)
+        standing = None
         try:
-            found.append(await _stands(backend, settings))
+            if isinstance(backend, Standing):
+                with suppress(SandboxFault):
+                    standing = await backend.standing()
+            found.append(replace(await _stands(backend, settings), standing=standing))
         except SkillyardError as error:
-            found.append(Compared(name, False, {}, None, error.message))
+            found.append(Compared(name, False, {}, None, error.message, standing))
         finally:
             await backend.close()
     return found
