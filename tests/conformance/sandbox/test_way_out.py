@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -19,12 +20,21 @@ from skillyard.config.settings import load_settings
 from skillyard.data_dir import DataDir
 from skillyard.domain.network.session import PROXY_PORT
 from skillyard.sandbox.e2b.provider import KEY_PROJECT, KEY_SKILL
+from skillyard.sandbox.registry import BACKENDS, nature
 from skillyard.sandbox.srt import stage
 from tests.bundles import action
 from tests.conformance.gate.programs.package_index import WHEEL, wheel
 from tests.conformance.gate.programs.world import World
-from tests.conformance.sandbox import e2b_ground, microvm_ground, oci_ground, opensandbox_ground, srt_ground
+from tests.conformance.sandbox import (
+    e2b_ground,
+    gvisor_ground,
+    microvm_ground,
+    oci_ground,
+    opensandbox_ground,
+    srt_ground,
+)
 from tests.hosts.e2b_server import API_KEY
+from tests.hosts.landlock.host import TOO_OLD
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -156,6 +166,11 @@ GROUNDS: Mapping[str, Callable[[Path], AbstractContextManager[dict[str, Any]]]] 
     "microvm": _microvm,
 }  # fmt: skip
 """The settings of each backend with a way out, around its engine or server."""
+CLOSED: Mapping[str, Callable[[], str]] = {
+    "gvisor": gvisor_ground.absent,
+    "landlock": lambda: "this kernel's Landlock is too old for the level" if TOO_OLD else "",
+}
+"""The backends without one, each with what says why it cannot be tried here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +271,35 @@ def test_it_runs_as_on_every_other(place: Place) -> None:
     assert output["found"] == []
     assert place.value not in str(output)
     world.seen.clear()
+
+
+def test_every_isolation_is_here_or_has_no_way_out() -> None:
+    assert GROUNDS.keys() | CLOSED.keys() == BACKENDS.keys()
+    assert CLOSED.keys() == {name for name in BACKENDS if not nature(name).network}
+
+
+@pytest.mark.parametrize("isolation", CLOSED)
+def test_where_there_is_no_way_out_it_is_refused_by_name(isolation: str, world: World, tmp_path: Path) -> None:
+    if why := CLOSED[isolation]():
+        pytest.skip(why)
+    tmp_path.chmod(0o755)
+    (wheels := tmp_path / "wheels").mkdir(mode=0o755)
+    (wheels / WHEEL).write_bytes(wheel())
+    world.seen.clear()
+    common: dict[str, Any] = {
+        "packages": {"wheels": wheels, "offline": True},
+        "network": {"hosts": world.hosts(), "ca_file": world.authority.ca_file},
+        "native": {"ready": 0},
+        "policy": {"isolation": isolation, "isolations": ["native"]},
+    }
+    _write_skill(DataDir(tmp_path / "data").skills, world)
+    with SyncRuntime(settings=load_settings(data_dir=tmp_path / "data", **common)) as runtime:
+        runtime.call("secrets.set", {"name": SECRET, "value": "sk-live"})
+        run = Place(world, runtime, "sk-live", isolation).run()
+    assert run.error is not None, dict(run.raw)
+    assert run.error["type"] == "PolicyRefused"
+    assert re.search(rf"api\.yard\.test.*isolation '{isolation}' cannot give it", run.error["message"])
+    assert world.seen == []
 
 
 def test_everything_else_stays_closed(place: Place) -> None:

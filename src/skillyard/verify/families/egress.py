@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from skillyard.domain.network.session import PROXY_PORT
 from skillyard.testing.attacks.attack import (
     CONTAINED,
     WORKS,
@@ -25,7 +26,10 @@ EGRESS = Family("egress", invariants=(5,))
 
 _TOOLS = (
     f"""
-PROOF, ALLOWED, OTHER, PROXY = {PROOF!r}, "{ALLOWED}", "{OTHER}", ("127.0.0.1", 3128)
+import urllib.parse
+PROOF, ALLOWED, OTHER = {PROOF!r}, "{ALLOWED}", "{OTHER}"
+PROXY = urllib.parse.urlsplit(os.environ.get("HTTPS_PROXY") or "http://127.0.0.1:{PROXY_PORT}")
+PROXY = PROXY.hostname, PROXY.port
 """
     + r'''
 
@@ -57,8 +61,8 @@ def proxied(data):
         return said(sock, data)
 
 
-def connect(target, data):
-    with socket.create_connection(PROXY, 5) as sock:
+def connect(target, data, proxy=PROXY):
+    with socket.create_connection(proxy, 5) as sock:
         sock.settimeout(5)
         sock.sendall(f"CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n\r\n".encode("latin-1"))
         answer = sock.recv(4096)
@@ -117,9 +121,13 @@ def _attack(name: str, tries: str, body: str, *, names: bool = False) -> None:
 async def _called(site: Site, body: str) -> Report:
     there = outside_of(site)
     args = {"open": there.open_port, "other": there.other_port, "datagrams": there.datagrams}
-    tools = f"DIRECT = {await _is_direct(site)}\n{_TOOLS}"
-    code = program(body, site.levels).replace("def main(args):", f"{tools}\n\ndef main(args):", 1)
+    code = _program(site, body, direct=await _is_direct(site))
     return await site.call_run("execute_skill", {"name": CALLER, "args": {"code": code, "args": args}})
+
+
+def _program(site: Site, body: str, *, direct: bool) -> str:
+    tools = f"DIRECT = {direct}\n{_TOOLS}"
+    return program(body, site.levels).replace("def main(args):", f"{tools}\n\ndef main(args):", 1)
 
 
 async def _is_direct(site: Site) -> bool:
@@ -236,16 +244,13 @@ _HOLDS = """
     time.sleep(2.5)
     reached("still", connect, f"{ALLOWED}:{args['open']}", request(f"{ALLOWED}:{args['open']}"))
     tried.append("held")
-    return evidence(ended=time.time())
     """
 _LOOKS = """
-    until = time.monotonic() + 1.5
+    until, target = time.monotonic() + 1.5, f"{ALLOWED}:{args['open']}"
     while time.monotonic() < until:
-        for port in (3128, 53, args["open"]):
-            for family, host in ((2, "127.0.0.1"), (10, "::1"), (2, "198.18.0.2")):
-                with socket.socket(family) as sock:
-                    sock.settimeout(0.5)
-                    must_hold(f"nobody listens at {host} {port}", sock.connect_ex((host, port)) != 0)
+        for port in (*args["gates"], 53, args["open"]):
+            for host in ("127.0.0.1", "::1", "198.18.0.2"):  # what listens there may be its own, and leads nowhere
+                unreached(f"{host} {port}", connect, target, request(target), (host, port))
         time.sleep(0.1)
     server = works("its own loopback", socket.create_server, ("127.0.0.1", 0))
     works("connect to it", lambda: socket.create_connection(server.getsockname(), 2).close())
@@ -254,15 +259,16 @@ _LOOKS = """
 
 async def _neighbour(site: Site) -> Judgement:
     """Looks for a working gate of another run from a run that has none."""
-    there = outside_of(site)
+    told = await _called(site.fresh(), 'tried.append("gate")\nreturn evidence(gate=PROXY[1])')
+    if (none := _none(told)) is not None:
+        return none
+    args = {"open": outside_of(site).open_port, "gates": sorted({PROXY_PORT, told.given()["gate"]})}
     holds = asyncio.create_task(_called(site.fresh(), _HOLDS))
     try:
         await asyncio.sleep(0.7)
-        looks = await site.attack(_LOOKS, {"open": there.open_port})
+        looks = await site.run(_program(site, _LOOKS, direct=False), args)
     finally:
         held = await holds
-    if (none := _none(held)) is not None:
-        return none
     if judged(held) is not CONTAINED:
         return broken(f"the run with a policy did not work: {held.why}")
     return judged(looks)
