@@ -19,13 +19,12 @@ import pytest
 from bench.backends import held
 from bench.backends.components import COMPONENTS, Component, Lacking
 from bench.backends.cost import Plan, measure
+from bench.backends.journal import Journal, of_battery, of_suite
 from bench.backends.page import put, tables
 from skillyard.sandbox.registry import BACKENDS
 from skillyard.stores.disk import remove_tree
-from skillyard.testing.attacks.attack import FAILURES
 
 PARTS = ("conformance", "battery", "programs", "cost")
-_FAILED = frozenset({"failed", *FAILURES})
 
 
 @click.command("backends")
@@ -67,22 +66,30 @@ def backends(
             for part in parts or PARTS:
                 journal, whole = place / f"{name}.{part}.jsonl", place / f"{name}.{part}.done.jsonl"
                 if failed and whole.exists():
-                    lines = whole.read_text("utf-8").splitlines(keepends=True)
-                    journal.write_text("".join(line for line in lines if json.loads(line)[1] not in _FAILED), "utf-8")
+                    whole.replace(journal)
+                    Journal(journal).forget_failed()
                 found |= _measured(name, part, plan, journal, quick=quick)
                 file.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
                 if journal.exists() and "error" not in found.get(part, {"error": "lacking"}):
                     journal.replace(whole)
                 if "lacking" in found:
                     break
-        told = {
-            name: json.loads(path.read_text("utf-8")) for name in BACKENDS if (path := place / f"{name}.json").exists()
-        }
-    text = tables(told, [name for name in BACKENDS if name in told])
+        told = {name: found for name in BACKENDS if (found := _found(name, place))}
+    text = tables(told, list(told))
     if page is not None:
         put(page, text)
     else:
         click.echo(text, nl=False)
+
+
+def _found(name: str, place: Path) -> dict[str, Any]:
+    """Returns the results of a backend, with those of suites and batteries that were ended in the middle."""
+    path = place / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    for part, told in (("conformance", of_suite), ("battery", of_battery)):
+        if "counts" not in found.get(part, {}) and (lines := Journal(place / f"{name}.{part}.jsonl").lines()):
+            found[part] = told(lines) | {"ended_after": len(lines)}
+    return found
 
 
 def _measured(name: str, part: str, plan: Plan, journal: Path, *, quick: bool) -> dict[str, Any]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import runpy
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bench.backends.components import Component
+from bench.backends.journal import BEYOND, Journal, of_battery, of_suite
 from skillyard.domain.errors import SkillyardError
 from skillyard.runtime import Runtime
 from skillyard.sandbox.registry import nature
@@ -52,50 +51,36 @@ async def conformance(
     options = {"reopen": reopen, "patience": component.patience, "gate": networked, **component.ground}
     ground = Ground(backend, scratch, (home / "run",), **options)
     checks = [check for check in CHECKS if not quick or check.section in _SIGN_OF_LIFE]
-    found: dict[str, list[list[str]]] = {"passed": [], "refused": [], "beyond": [], "failed": []}
-    noted = {id: (kind, reason) for id, kind, reason in _lines(journal)}
+    done = Journal(journal)
     try:
         for number, check in enumerate(checks, 1):
             if check.id in component.beyond:
-                found["beyond"].append([check.id, component.beyond[check.id]])
+                done.note(check.id, BEYOND, component.beyond[check.id])
                 continue
-            if check.id in noted:
-                kind, reason = noted[check.id]
-                found[kind].append([check.id, reason])
+            if check.id in done:
                 continue
             verdict = await examine(check, ground)
             if verdict.status is Status.FAILED and Verdict.ESCAPED not in verdict.reason:  # as attacks that were broken
                 verdict = await examine(check, replace(ground, patience=3 * component.patience))
             kind = {Status.PASSED: "passed", Status.SKIPPED: "refused", Status.FAILED: "failed"}[verdict.status]
-            found[kind].append([check.id, " ".join(verdict.reason.split())[:300]])
-            _note(journal, check.id, kind, found[kind][-1][1])
+            done.note(check.id, kind, verdict.reason)
             if kind == "failed" or number % 50 == 0:
-                say(f"{name}: {number} of {len(checks)} checks; {check.id} {kind} {found[kind][-1][1]}")
+                say(f"{name}: {number} of {len(checks)} checks; {check.id} {kind} {verdict.reason[:300]}")
     finally:
         await backend.close()
         await gate.close()
-    counts = {kind: len(rows) for kind, rows in found.items()}
-    return {"counts": counts, **{kind: rows for kind, rows in found.items() if kind != "passed"}}
-
-
-def _lines(journal: Path) -> list[list[str]]:
-    return [json.loads(line) for line in journal.read_text("utf-8").splitlines()] if journal.exists() else []
-
-
-def _note(journal: Path, *words: str) -> None:
-    with journal.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(words) + "\n")
+    return of_suite(done.lines(check.id for check in checks))
 
 
 async def battery(name: str, component: Component, journal: Path, say: Say, *, quick: bool) -> dict[str, Any]:
     """Returns counts by verdict, and the attacks that were not contained.
 
-    Those that say nothing of the backend, by its own list, are counted as ``beyond`` where they are not contained. The
+    Those that say nothing of the backend, by its own list, are ``beyond`` where they are not contained. The
     ``journal`` is as that of :func:`conformance`; an attack that was broken is made once more, alone.
     """
     attacks = chosen(everything(), ("files",) if quick else ())
-    noted = {attack: (Verdict(verdict), why) for attack, verdict, why in _lines(journal)}
-    left = [attack for attack in attacks if attack.name not in noted]
+    done, again = Journal(journal), set[str]()
+    beyond = {**component.beyond, **component.beyond_in_verify}
     with workplace() as place:
         await component.prepare(place / "data")
         async with own_runtime(component.load(name, place / "data"), place) as runtime:
@@ -103,32 +88,20 @@ async def battery(name: str, component: Component, journal: Path, say: Say, *, q
             await at_home(site)
 
             def said(finding: Finding) -> None:
-                verdict, why = finding.judgement.verdict, " ".join(finding.judgement.why.split())[:300]
-                noted[finding.attack.name] = verdict, why
-                if verdict in FAILURES or len(noted) % 50 == 0:
-                    say(f"{name}: {len(noted)} of {len(attacks)} attacks; {finding.attack.name} {verdict} {why}")
-                if verdict not in _AGAIN:
-                    _note(journal, finding.attack.name, verdict.value, why)
+                attack, verdict, why = finding.attack.name, finding.judgement.verdict, finding.judgement.why
+                if verdict in FAILURES and attack in beyond:
+                    done.note(attack, BEYOND, why)
+                    return
+                if verdict in _AGAIN and attack not in again:
+                    again.add(attack)
+                    return
+                done.note(attack, verdict, why)
+                if verdict in FAILURES or len(done) % 50 == 0:
+                    say(f"{name}: {len(done)} of {len(attacks)} attacks; {attack} {verdict} {why[:300]}")
 
-            await fight(site, left, at_once=_AT_ONCE, said=said)
-            again = [attack for attack in left if noted[attack.name][0] in _AGAIN]
-            await fight(site, again, at_once=1, said=said)
-            for attack in again:
-                verdict, why = noted[attack.name]
-                if verdict in _AGAIN:
-                    _note(journal, attack.name, verdict.value, why)
-    counts: Counter[str] = Counter()
-    rows: dict[str, list[list[str]]] = {"beyond": [], "failed": [], "not_applicable": []}
-    for attack in attacks:
-        verdict, why = noted[attack.name]
-        told = kind = verdict.value
-        if verdict in FAILURES:
-            kind = "beyond" if attack.name in component.beyond else "failed"
-            told = kind if kind == "beyond" else told
-        counts[told] += 1
-        if (listed := rows.get(kind.replace(" ", "_"))) is not None:
-            listed.append([attack.name, verdict.value, why])
-    return {"counts": dict(counts), **rows}
+            await fight(site, [one for one in attacks if one.name not in done], at_once=_AT_ONCE, said=said)
+            await fight(site, [one for one in attacks if one.name in again], at_once=1, said=said)
+    return of_battery(done.lines(attack.name for attack in attacks))
 
 
 async def programs(name: str, component: Component, home: Path, say: Say, *, quick: bool) -> dict[str, Any]:

@@ -37,15 +37,21 @@ def _held(shown: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
             yield f"| `{name}` | {_cell(lacking)} | | | | | | |"
             continue
         versions = ", ".join(f"{what} {which}" for what, which in found.get("versions", {}).items())
-        suite = found.get("conformance", {}).get("counts", {})
-        counts = [str(suite.get(kind, "")) for kind in ("passed", "refused", "beyond", "failed")]
+        suite = found.get("conformance", {})
+        counts = [str(suite.get("counts", {}).get(kind, "")) for kind in ("passed", "refused", "beyond", "failed")]
+        counts[0] += _ended(suite)
         yield f"| `{name}` | {_cell(versions)} | {' | '.join(counts)} | {_attacks(found)} | {_programs(found)} |"
 
 
 def _attacks(found: Mapping[str, Any]) -> str:
     if "failed" in (battery := found.get("battery", {})) or "counts" in battery:
-        return ", ".join(f"{count} {verdict}" for verdict, count in sorted(battery["counts"].items()))
+        return ", ".join(f"{count} {verdict}" for verdict, count in sorted(battery["counts"].items())) + _ended(battery)
     return _cell(str(battery.get("error", "")))
+
+
+def _ended(part: Mapping[str, Any]) -> str:
+    """Returns words for a suite or a battery that was ended in the middle."""
+    return f" (of the first {part['ended_after']})" if "ended_after" in part else ""
 
 
 def _programs(found: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ _BEYOND = """
 proc-dangerous-files proc-dangerous-directories proc-processes proc-settings proc-places special-files-sysfs
 files-search writing-everywhere special-files-host-devices
 writing-metadata leftovers-shared-times
-privileges-capabilities privileges-higher-limits privileges-core-dumps limits-pending-signals
+privileges-capabilities privileges-higher-limits privileges-core-dumps limits-pending-signals syscalls-huge-pages
 processes-signal processes-touch processes-signal-everybody processes-starve-init
 trees-programs_may_end_what_serves_files leftovers-processes
 network-interfaces network-listeners network-meet-by-names leftovers-sockets benign-sockets
@@ -35,11 +35,11 @@ objects-tcp objects-tcp-unaccepted objects-udp
 BEYOND = frozenset(_BEYOND.split())
 """Attacks that srt does not stop, and programs that it refuses.
 
-It masks nothing of /proc, gives terminals and the host's device files, leaves limits to programs, and has helpers of
-its own in the sandbox: relays on the loopback, and a first process with capabilities in its own namespace. Objects
-that the kernel counts for nobody have no watch of ours, it refuses sockets that pass the limit instead of ending the
-program, and a quota bounds processors without keeping programs on one.
-The agent has the user of its programs and is not the first process: they can end it, and the sandbox with it. Unix
+It lets all system calls through but few (docs/srt.md), masks nothing of /proc, gives terminals and the host's device
+files, leaves limits to programs, and has helpers of its own in the sandbox: relays on the loopback, and a first process
+with capabilities in its own namespace. Objects that the kernel counts for nobody have no watch of ours, it refuses
+sockets that pass the limit instead of ending the program, and a quota bounds processors without keeping programs on
+one. The agent has the user of its programs and is not the first process: they can end it, and the sandbox with it. Unix
 sockets are refused.
 """
 WHOLE = ("walls",)
