@@ -153,6 +153,9 @@ class Listener:
                 if error.errno in _CROWDED:
                     self._later = self._loop.call_later(_LATER_S, self._open)
                 return
+            if self._session.closed:  # its listeners are closed a moment later
+                sock.close()
+                continue
             self._admit(Stream(sock, self._session.limits.idle_s))
 
     def _admit(self, client: Stream) -> None:

@@ -255,8 +255,9 @@ def _tried(endpoint: Endpoint, target: str) -> bytes:
 
 
 def _over(sock: socket.socket) -> bool:
+    sock.settimeout(0)  # with a timeout, recv waits for bytes in spite of MSG_DONTWAIT
     try:
-        return sock.recv(1, socket.MSG_DONTWAIT) == b""
+        return sock.recv(1) == b""
     except BlockingIOError:
         return False
     except OSError:
