@@ -14,6 +14,7 @@ SAME = {
     "test_catalogue_killed.py",
     "test_detached_faults.py",
     "test_e2b_killed.py",
+    "test_earlier_keeper.py",
     "test_installation_killed.py",
     "test_opensandbox_killed.py",
     "test_publish_killed.py",

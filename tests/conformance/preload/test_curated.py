@@ -127,6 +127,7 @@ def test_what_is_read_and_why_that_is_harmless_is_told() -> None:
     assert [name for name in CURATED if f"| {name} |" not in told] == []
 
 
+@pytest.mark.long
 @pytest.mark.anyio
 async def test_all_of_them_are_there_in_the_second_run(tmp_path: Path) -> None:
     """In one warm interpreter, within the memory that it may have."""

@@ -8,6 +8,7 @@ A module gives a ``ground`` fixture for its backend, of module scope, and one te
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -15,11 +16,26 @@ import pytest
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground, NotApplicable
 
 Hold = Callable[[Check, Ground], Awaitable[None]]
+GUEST = frozenset({"benign", "commands", "content", "guest", "output", "poisoning", "programs", "randomness", "trees"})
+"""Sections about what is the same wherever the guest's own code runs: walls, users and limits make no difference."""
+OFTEN = frozenset({"test_exec_backend", "test_landlock_backend", "test_native_backend", "test_toy_backend"})
+"""Modules that leave these sections to the long form where another one has them: `native` as root holds all of them,
+and so does `landlock` as an ordinary user."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "check" in metafunc.fixturenames:
         metafunc.parametrize("check", CHECKS, ids=lambda check: check.id)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    module, root = item.path.stem, os.geteuid() == 0
+    if module not in OFTEN or module == ("test_native_backend" if root else "test_landlock_backend"):
+        return
+    callspec = getattr(item, "callspec", None)
+    check = callspec and (callspec.params.get("check") or callspec.params.get("promise"))
+    if isinstance(check, Check) and check.section in GUEST:
+        item.add_marker("long")
 
 
 @pytest.fixture(scope="session")

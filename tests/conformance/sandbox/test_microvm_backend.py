@@ -23,11 +23,9 @@ lifecycle-create_at_once_with_one_key_makes_one
 lifecycle-enforced_is_what_the_probe_offers
 lifecycle-names_that_it_does_not_have_are_refused
 endings-kill_ends_the_whole_tree
-limits-full_disk_is_no_memory_kill
 content-packages_can_be_imported
 egress-proxy_clients_find_the_gate_and_nobody_elses
 guest-skills_and_blobs_are_read
-survival-start_and_create_of_an_earlier_server_are_found
 """
 SHORT = frozenset(_SHORT.split())
 BEYOND: dict[str, str] = {

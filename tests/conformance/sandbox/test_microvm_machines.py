@@ -236,6 +236,7 @@ async def test_restored_machines_share_no_randomness_and_know_the_time(backend: 
     assert before - 1 <= first["time"] <= second["time"] <= after + 1
 
 
+@pytest.mark.long
 async def test_a_snapshot_that_was_changed_is_made_anew(backend: MicrovmBackend, base: Path, image: Path) -> None:
     await backend.create(spec(), "one")
     (state,) = (base / "snapshots").glob("*/state")

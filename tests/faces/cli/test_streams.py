@@ -132,7 +132,9 @@ def each(yard: YardServer, place: Path, line: str, commands: list[tuple[str, ...
         yield Done(words, code, told[0][out:out_end], told[1][err:err_end])
 
 
-@pytest.mark.parametrize("line", ["<&-", "2>&-", "<&- 2>&-"])
+@pytest.mark.parametrize(
+    "line", [*(pytest.param(line, marks=pytest.mark.long) for line in ("<&-", "2>&-")), "<&- 2>&-"]
+)
 def test_help_of_every_command_needs_neither_input_nor_error(yard: YardServer, place: Path, line: str) -> None:
     for done in each(yard, place, line, [(*words, "--help") for words in sorted(leaves(cli))]):
         assert (done.code, b"Usage:" in done.stdout, done.stderr) == (0, True, b""), done.words
@@ -146,7 +148,7 @@ def test_what_cannot_be_written_is_said(yard: YardServer, place: Path, line: str
         assert b"internal error" not in done.stderr
 
 
-@pytest.mark.parametrize("line", ["2>&-", "2>/dev/full", "<&- 2>&-"])
+@pytest.mark.parametrize("line", [pytest.param("2>&-", marks=pytest.mark.long), "2>/dev/full", "<&- 2>&-"])
 def test_standard_error_is_nobodys_duty(yard: YardServer, place: Path, line: str) -> None:
     for done in each(yard, place, line, WRITES):
         assert (done.code, bool(done.stdout)) == (0, True), done
@@ -178,7 +180,9 @@ def test_closed_standard_input_is_named(yard: YardServer, place: Path, words: tu
     assert done.stderr == b"skillyard: standard input is closed (give it a file with <, or a pipe)\n"
 
 
-@pytest.mark.parametrize("locale", ["C.UTF-8", "C", "POSIX"])
+@pytest.mark.parametrize(
+    "locale", [pytest.param("C.UTF-8", marks=pytest.mark.long), "C", pytest.param("POSIX", marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("words", READS, ids=" ".join)
 def test_input_that_is_not_utf_8_is_refused_in_every_locale(
     yard: YardServer, place: Path, words: tuple[str, ...], locale: str, monkeypatch: pytest.MonkeyPatch

@@ -73,7 +73,9 @@ def test_an_unusable_directory_is_one_line_and_an_exit_code(tmp_path: Path) -> N
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGINT, signal.SIGKILL]
+)
 def test_interrupted_it_stops_its_server_and_removes_its_directory(tmp_path: Path, number: int) -> None:
     """Killed it removes nothing, and its server stops all the same."""
     command = [sys.executable, "-m", "examples.demo", "--rows", "1000000", "--dir", str(tmp_path)]

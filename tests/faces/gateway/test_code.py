@@ -13,7 +13,7 @@ from skillyard.domain.errors import InvalidInput
 from skillyard.domain.principal import LOCAL, Principal
 from tests.faces.gateway.conftest import SERVER, Yard, yard_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.ordinary]
+pytestmark = pytest.mark.anyio
 
 FIFTY = """
 from tools.toy import add

@@ -14,7 +14,7 @@ from tests.faces.gateway.conftest import SERVER, Yard, yard_of
 from tests.faces.mcp.support import face_of
 from tests.unit.stores.skills.skilldirs import action_files, write
 
-pytestmark = [pytest.mark.anyio, pytest.mark.ordinary]
+pytestmark = pytest.mark.anyio
 
 CODE = """
 from tools.toy import add

@@ -8,6 +8,7 @@ SAME = (
     "test_backup",
     "test_cli",
     "test_cli_sessions",
+    "test_environments",
     "test_in_line",
     "test_profiles",
     "test_publishing",
