@@ -16,6 +16,7 @@ SAME = {
     "test_e2b_killed.py",
     "test_earlier_keeper.py",
     "test_installation_killed.py",
+    "test_keeper_callbacks.py",
     "test_opensandbox_killed.py",
     "test_publish_killed.py",
     "test_secrets.py",

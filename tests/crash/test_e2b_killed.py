@@ -128,6 +128,7 @@ def test_tasks_and_sessions_go_on_in_the_next_server(serve: Callable[..., Server
         until(lambda: provider.machines() == {}, 60, "the machines are ended")
 
 
+@pytest.mark.long
 def test_jobs_and_services_go_on_in_the_next_server(serve: Callable[..., Server], provider: StandIn) -> None:
     listens = "python3 -m http.server 8000 --bind 127.0.0.1 --directory /workspace/skill"
     with serve() as first:
@@ -211,6 +212,7 @@ def test_a_server_that_starts_while_the_provider_is_away_waits_for_it(
             assert (ended["status"], ended["stdout_tail"]) == ("succeeded", "49999\n50000\n"), ended
 
 
+@pytest.mark.long
 def test_a_server_with_a_wrong_key_waits_for_the_right_one(serve: Callable[..., Server], tmp_path: Path) -> None:
     asyncio.run(_keep_key(tmp_path / "data", "e2b_fedcba9876543210"))
     with serve() as server, server.client() as client:
@@ -241,6 +243,7 @@ def test_a_provider_that_throttles_or_fails_is_named(serve: Callable[..., Server
         assert client.run_cmd(SKILL, "true", limits=SMALL)["status"] == "succeeded"
 
 
+@pytest.mark.long
 def test_a_machine_that_cannot_be_ended_is_ended_later(serve: Callable[..., Server], provider: StandIn) -> None:
     with serve() as server, server.client() as client:
         client.run_cmd(SKILL, "true", session_id="a", limits=SMALL)

@@ -178,6 +178,7 @@ def test_tasks_outlive_a_remote_that_is_away(serve: Callable[[], Server], remote
         assert (told["status"], told["stdout_tail"]) == ("succeeded", "begun\nend\n"), told
 
 
+@pytest.mark.long
 def test_a_docker_that_is_started_anew_ends_what_ran_there(serve: Callable[[], Server], remote: OpenSandbox) -> None:
     with serve() as server, server.client() as client:
         task = client.run_cmd_async(SKILL, "echo begun; sleep 1000", limits=SMALL)
@@ -191,6 +192,7 @@ def test_a_docker_that_is_started_anew_ends_what_ran_there(serve: Callable[[], S
         assert (again["status"], again["stdout"]) == ("succeeded", "again\n"), again
 
 
+@pytest.mark.long
 def test_a_server_that_is_stopped_when_the_remote_is_back_leaves_nothing(
     serve: Callable[[], Server], remote: OpenSandbox
 ) -> None:

@@ -18,8 +18,8 @@ from skillyard.domain.work.record import RunRecord
 from tests import waiting
 
 BOUND_S = 200
-SAME = ("test_orders", "test_package_sources", "test_wrap_files")
-"""Modules of what a command reads, and of what the gate answers: once is enough."""
+SAME = ("test_known_servers", "test_orders", "test_package_sources", "test_wrap_files")
+"""Modules of what a command reads, what the gate answers and what servers do: once is enough."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

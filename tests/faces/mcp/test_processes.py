@@ -24,7 +24,7 @@ from mcp.client.streamable_http import streamable_http_client
 from skillyard.client import Client as Skillyard
 from tests.faces.mcp.support import CODE
 
-pytestmark = [pytest.mark.anyio, pytest.mark.ordinary]
+pytestmark = pytest.mark.anyio
 BOUND_S = 60
 LONG = {"language": "python", "code": "import time\nprint('here', flush=True)\ntime.sleep(600)"}
 REVISIONS = ("auto", "legacy")
