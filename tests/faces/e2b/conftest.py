@@ -85,7 +85,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
 @pytest.fixture(scope="package")
 def sandbox(yard: Yard) -> Iterator[Any]:
     """One sandbox for tests that disturb nobody."""
-    made = yard.create(envs={"GREETING": "hello"})
+    made = yard.create(envs={"GREETING": "hello"}, timeout=3000)
     yield made
     made.kill()
 

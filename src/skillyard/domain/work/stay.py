@@ -33,9 +33,9 @@ class Stay:
         """Returns the JSON form, which has the names of the fields."""
         return {**asdict(self), "metadata": dict(self.metadata)}
 
-    def begun(self, now: float, terminals: bool) -> dict[str, Any]:
+    def begun(self, now: float, terminals: bool, ports: bool) -> dict[str, Any]:
         """Returns what the record of its run says. ``until`` is in seconds of CLOCK_BOOTTIME, as ``now`` is."""
-        return {"until": now + self.seconds, "terminals": terminals, **self.stored()}
+        return {"until": now + self.seconds, "terminals": terminals, "ports": ports, **self.stored()}
 
 
 def check_metadata(given: Mapping[str, object]) -> dict[str, str]:

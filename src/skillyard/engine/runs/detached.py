@@ -221,14 +221,14 @@ class DetachedRuns:
     def _queued_record(self, plan: Plan) -> RunRecord:
         lease = self._lease()
         self._leased_until = max(self._leased_until, lease.until)
-        able = plan.offer.probe.able("terminals")
+        able = plan.offer.probe.able("terminals"), plan.offer.probe.able("forwarding")
         return replace(
             first_record(plan, plan.environment, {}, None),
             status=RunStatus.QUEUED,
             owner=Owner.TASK,
             lease=lease,
             blob_prefix=plan.blob_prefix,
-            stay=None if (stay := plan.request.stay) is None else stay.begun(self._tools.clock.boottime(), able),
+            stay=None if (stay := plan.request.stay) is None else stay.begun(self._tools.clock.boottime(), *able),
         )
 
     def _active(self, record: RunRecord) -> ActiveRun:

@@ -56,6 +56,9 @@ class PortAccess:
             raise InvalidInput("port", "must be one that the service exposes (expose_ports)", shown(port))
         if not record.status.live:
             raise InvalidInput("task_id", "must be of a service that goes on: this one has ended")
+        if not (record.stay or {}).get("ports", True):
+            rule = f"cannot be reached: the isolation '{record.isolation}' has no way to ports of a sandbox"
+            raise InvalidInput("port", rule, shown(port))
         if (record.stay or {}).get("paused"):
             raise InvalidInput("task_id", "must be of a service that goes on: this one is paused")
         return record

@@ -11,7 +11,7 @@ import asyncio
 from contextlib import suppress
 
 from skillyard.domain.errors import SandboxFault, SandboxGone
-from skillyard.domain.sandbox.guarantees import Level
+from skillyard.domain.sandbox.guarantees import OWN_KERNEL, Level
 from skillyard.domain.sandbox.spec import Argv, Stream
 from skillyard.domain.work.record import RunRecord
 from skillyard.engine.services.programs import Programs
@@ -74,8 +74,11 @@ Where only the first process is above it, one signal reaches all others at once,
 
 
 def may_pause(record: RunRecord) -> bool:
-    """Returns whether a sandbox sees its own processes alone: no others may be stopped."""
-    return record.enforced.get("pid_namespace") == Level.KERNEL
+    """Returns whether a sandbox sees its own processes alone: no others may be stopped.
+
+    A kernel of its own (gVisor) lets not every process go on that was stopped.
+    """
+    return record.enforced.get("pid_namespace") == Level.KERNEL and OWN_KERNEL not in record.enforced
 
 
 async def stop(programs: Programs) -> str:

@@ -26,6 +26,7 @@ from skillyard.domain.errors import (
 )
 from skillyard.domain.network.rule import Rule
 from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.work.command import from_params
 from skillyard.domain.work.record import RunKind, RunRecord
 from skillyard.domain.work.service import Service
@@ -129,9 +130,9 @@ class SandboxService:
         )
         record = await self._runs.record(principal, request)
         record = await self._standing(record.run_id)
-        if stay.pauses and not pauses.may_pause(record):
-            await self._runs.cancel(record.run_id, "it cannot be paused at the end of its time")
-            raise _not_pausable(record)
+        if (refusal := _unfit(record, stay)) is not None:
+            await self._runs.cancel(record.run_id, refusal.message)
+            raise refusal
         return record
 
     async def find(self, principal: Principal, run_id: str) -> RunRecord:
@@ -387,6 +388,14 @@ class SandboxService:
         except SkillyardError as error:
             self._emit(Fault("sandbox", error, run_id))
             return False
+
+
+def _unfit(record: RunRecord, stay: Stay) -> SkillyardError | None:
+    """Returns why a sandbox of this isolation cannot be kept by its caller; None where it can."""
+    if record.enforced.get("mount_namespace") in (None, Level.MISSING):
+        rule = "must give a sandbox a file system of its own (mount_namespace); choose another with policy.isolation"
+        return InvalidInput("isolation", rule, shown(record.isolation))
+    return _not_pausable(record) if stay.pauses and not pauses.may_pause(record) else None
 
 
 def _not_pausable(record: RunRecord) -> PauseRefused:
