@@ -39,7 +39,7 @@ RIDDLES = {
 """Names that modules had and that said nothing about them."""
 PROGRAMS = {"bundled"}
 """Skills that are shipped: programs of their own."""
-SUBJECTS_SINCE = "98aec7ca8749fc41a06ec12fb0be24c924161e81"
+SUBJECTS_SINCE = "3d352cefed3ef40631eb772e6b55514a17c442f2"
 """The last commit whose subject is longer than LONGEST_SUBJECT."""
 LONGEST_SUBJECT = 72
 WITHOUT_RULE = {"_version"}
