@@ -76,7 +76,7 @@ Where only the first process is above it, one signal reaches all others at once,
 def may_pause(record: RunRecord) -> bool:
     """Returns whether a sandbox sees its own processes alone: no others may be stopped.
 
-    A kernel of its own (gVisor) lets not every process go on that was stopped.
+    A kernel of its own does not let every process go on that was stopped.
     """
     return record.enforced.get("pid_namespace") == Level.KERNEL and OWN_KERNEL not in record.enforced
 
