@@ -19,7 +19,8 @@ from skillyard.domain.errors import SandboxGone
 from skillyard.domain.sandbox.spec import Argv, Stream
 from skillyard.ports.sandbox import Process
 from skillyard.sandbox.agent_channel import Opener
-from skillyard.sandbox.agent_client import AgentSandbox, Reach
+from skillyard.sandbox.agent_client import AgentSandbox
+from skillyard.sandbox.agent_link import Reach
 from skillyard.sandbox.guest_argv import guest_bundle
 
 

@@ -266,7 +266,8 @@ class E2bSdk:
 
     title = "E2B's SDK"
 
-    def __init__(self, url: str, key: str) -> None:
+    def __init__(self, url: str, key: str, template: str) -> None:
+        self._template = template
         self._given: dict[str, Any] = {
             "api_key": key,
             "api_url": url,
@@ -288,7 +289,7 @@ class E2bSdk:
     def _machine(self) -> Iterator[Any]:
         from e2b import Sandbox
 
-        machine = Sandbox.create("base", allow_internet_access=False, **self._given)
+        machine = Sandbox.create(self._template, allow_internet_access=False, **self._given)
         try:
             yield machine
         finally:

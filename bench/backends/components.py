@@ -141,8 +141,8 @@ def _e2b(scratch: Path) -> Iterator[Component]:
     with e2b_ground.stand_in(scratch) as provider:
         url = f"http://127.0.0.1:{provider.port}"
         versions = {"e2b (SDK)": version("e2b"), "provider": "a stand-in of the tests"}
-        used = bare.E2bSdk(url, API_KEY)
-        settings = provider.settings.model_dump()
+        used = bare.E2bSdk(url, API_KEY, e2b_ground.BAKED)
+        settings = provider.settings.model_dump() | {"template": e2b_ground.BAKED}
         yield Component(versions, {"e2b": settings}, used, BEYOND, patience=2.0, key=API_KEY)
 
 

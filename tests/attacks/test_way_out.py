@@ -15,7 +15,8 @@ import pytest
 from skillyard.domain.errors import GateFault, InvalidInput
 from skillyard.domain.network.session import PROXY_PORT, Egress, Endpoint, EndpointKind
 from skillyard.sandbox import agent_way_out
-from skillyard.sandbox.agent_client import AgentSandbox, Reach
+from skillyard.sandbox.agent_client import AgentSandbox
+from skillyard.sandbox.agent_link import Reach
 from skillyard.sandbox.agent_way_out import MOST, WINDOW
 from tests.agents import BOUND_S, WAIT, AgentBox, collect, python, until
 from tests.conformance.sandbox import exec_walls

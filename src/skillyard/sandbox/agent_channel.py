@@ -47,6 +47,7 @@ class Writer(Protocol):
 
 Opener = Callable[[], Awaitable[tuple[Reader, Writer]]]
 """Opens a new channel. It raises SandboxGone once the sandbox is gone."""
+Behind = Callable[["Channel"], None]
 
 
 class ChannelLost(SandboxFault):
@@ -209,10 +210,10 @@ class Channel:
         self.bulk = asyncio.Lock()
 
     @classmethod
-    async def open(cls, opener: Opener, key: bytes) -> Channel:
+    async def open(cls, opener: Opener, key: bytes, bound_s: float = HELLO_S) -> Channel:
         """Opens a channel and proves to both sides that the other knows the key. Raises SandboxGone, ChannelLost."""
         try:
-            async with asyncio.timeout(HELLO_S):
+            async with asyncio.timeout(bound_s):
                 channel = cls(*await opener())
                 try:
                     early = await channel._hello(key)
@@ -220,7 +221,7 @@ class Channel:
                     channel._writer.close()
                     raise
         except TimeoutError:
-            raise ChannelLost(f"the sandbox's agent did not say hello within {HELLO_S:.0f} s") from None
+            raise ChannelLost(f"the sandbox's agent did not say hello within {bound_s:.0f} s") from None
         except (OSError, EOFError, BadFrame) as error:
             raise ChannelLost(f"the sandbox's agent did not say hello: {error}"[:300]) from None
         channel._reading = asyncio.create_task(channel._read(early))
@@ -254,9 +255,17 @@ class Channel:
         return frames[1:]
 
     async def call(
-        self, op: str, fields: Mapping[str, object], data: bytes = b"", bound_s: float | None = STALLED_S
+        self,
+        op: str,
+        fields: Mapping[str, object],
+        data: bytes = b"",
+        bound_s: float | None = STALLED_S,
+        behind: Behind | None = None,
     ) -> Mapping[str, Any]:
-        """Sends an operation with all its data and returns the result. Raises AgentRefused, ChannelLost."""
+        """Sends an operation with all its data and returns the result. Raises AgentRefused, ChannelLost.
+
+        ``behind`` begins further exchanges, which the agent finds behind this one before it has answered.
+        """
         exchange = self._new()
         try:
             frames = [_open(exchange.number, op, fields)]
@@ -266,6 +275,8 @@ class Channel:
             if len(data) > wire.PIECE:
                 await exchange.send(data)
                 exchange.end()
+            if behind is not None:
+                behind(self)
             return await exchange.result(bound_s)
         finally:
             exchange.give_up()
@@ -275,6 +286,11 @@ class Channel:
         exchange = self._new()
         self.write(_open(exchange.number, op, fields))
         return exchange
+
+    @property
+    def crowded(self) -> bool:
+        """Returns whether exchanges should be begun only where they are needed."""
+        return len(self._exchanges) >= wire.EXCHANGES // 2
 
     def accept(self, port: int, window: int) -> Exchange:
         """Begins to wait for a connection to the way out, which may send ``window`` bytes ahead. Raises ChannelLost."""

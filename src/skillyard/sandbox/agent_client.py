@@ -27,17 +27,14 @@ from skillyard.domain.sandbox.spec import (
 )
 from skillyard.domain.work.record import Ending, Outcome, Usage
 from skillyard.ports.gate import Plug
-from skillyard.sandbox.agent_channel import STALLED_S, AgentRefused, Channel, ChannelLost, Exchange, Opener
+from skillyard.sandbox.agent_channel import AgentRefused, Channel, ChannelLost, Exchange
+from skillyard.sandbox.agent_link import ATTEMPTS, Link, Reach
 from skillyard.sandbox.agent_stream import AgentStream, fault
 from skillyard.sandbox.agent_way_out import WayOut
 from skillyard.sandbox.file_programs import FilesOfSandbox
-from skillyard.values import dataclass
 
 S = TypeVar("S", bound="AgentSandbox")
-T = TypeVar("T")
 
-ATTEMPTS = 3
-"""How often an operation is tried on a new channel when its own was lost."""
 OVERDUE_S = 30.0
 """How long after its deadline a program may go on before its agent is taken for broken."""
 _MOST_LEFT_MS = 30 * 24 * 3600 * 1000
@@ -52,25 +49,15 @@ _TOLD = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """The way to an agent: an opener of channels, its key and, where known, its instance.
-
-    An agent with another instance is a new one that has none of the programs.
-    """
-
-    open: Opener
-    key: bytes
-    instance: str = ""
-
-
 class AgentProcess:
     """A program that an agent supervises."""
 
-    def __init__(self, link: _Link, id: str, streams: StreamLimits, left_ms: float) -> None:
+    def __init__(self, link: Link, id: str, streams: StreamLimits, left_ms: float, ahead: _Ahead | None = None) -> None:
         self._link, self._id, self._streams = link, id, streams
+        self._ahead = ahead or _Ahead(id, channel=False)
         self._until = time.monotonic() + left_ms / 1000 + OVERDUE_S
         self._ending: Ending | None = None
+        self._sizes: Mapping[str, Any] = {}
 
     @property
     def id(self) -> str:
@@ -78,7 +65,7 @@ class AgentProcess:
 
     async def output(self, stream: Stream, offset: int = 0) -> AsyncIterator[bytes]:
         failures = 0
-        while True:
+        while self._sizes.get(stream.value) != offset:
             try:
                 async for piece in self._pieces(stream, offset):
                     failures = 0
@@ -102,7 +89,9 @@ class AgentProcess:
                 return
 
     async def _pieces(self, stream: Stream, offset: int) -> AsyncIterator[bytes]:
-        exchange = await self._link.begin("output", id=self._id, stream=stream.value, offset=offset)
+        exchange = self._ahead.take(stream.value) if offset == 0 else None
+        if exchange is None:
+            exchange = await self._link.begin("output", id=self._id, stream=stream.value, offset=offset)
         try:
             async for piece in exchange.pieces():
                 yield piece
@@ -148,7 +137,7 @@ class AgentProcess:
         if self._ending is None:
             try:
                 async with asyncio.timeout(max(0.0, self._until - time.monotonic())):
-                    told = await self._link.call("wait", {"id": self._id}, bound_s=None)
+                    told = await self._told()
             except TimeoutError:
                 self._ending = Ending(Outcome.LOST, reason="the sandbox's agent did not end it at its deadline")
             except SandboxGone as gone:
@@ -157,10 +146,52 @@ class AgentProcess:
                 self._ending = Ending(Outcome.LOST, reason=gone.message[:_MOST_REASON])
             else:
                 self._ending = _ending(told)
+                self._sizes = _sizes(told)
         return self._ending
 
+    async def _told(self) -> Mapping[str, Any]:
+        if (exchange := self._ahead.take("")) is not None:
+            try:
+                return await exchange.result(None)
+            except AgentRefused as refused:
+                raise fault(refused) from None
+            except ChannelLost:  # another channel is asked
+                pass
+            finally:
+                exchange.give_up()
+        return await self._link.call("wait", {"id": self._id}, bound_s=None)
+
     async def kill(self, reason: str = "") -> None:
+        if self._ending is not None and self._ending.outcome is not Outcome.LOST:
+            return  # an ended program keeps its ending
         await self._link.call("kill", {"id": self._id, "reason": reason[:_MOST_REASON]})
+
+
+class _Ahead:
+    """Exchanges that are begun with a program: its ending is asked for at once, and of a guest its channel, too.
+
+    So a program takes one way to the agent and back where it took three.
+    """
+
+    def __init__(self, id: str, *, channel: bool) -> None:
+        self._id, self._channel = id, channel
+        self._begun: dict[str, Exchange] = {}
+
+    def begin(self, channel: Channel) -> None:
+        self.give_up()
+        if not channel.crowded:
+            if self._channel:
+                stream = Stream.CHANNEL.value
+                self._begun[stream] = channel.begin("output", id=self._id, stream=stream, offset=0)
+            self._begun[""] = channel.begin("wait", id=self._id)
+
+    def take(self, name: str) -> Exchange | None:
+        """Returns the output of a stream, or the ending under an empty name, once."""
+        return self._begun.pop(name, None)
+
+    def give_up(self) -> None:
+        while self._begun:
+            self._begun.popitem()[1].give_up()
 
 
 class AgentSandbox(FilesOfSandbox):
@@ -185,9 +216,11 @@ class AgentSandbox(FilesOfSandbox):
     ) -> None:
         self.handle = handle
         self.image = image
+        self.new = False
+        """Whether this server made it, so that nobody else started a program in it."""
         self.enforced = dict(enforced)
         self.timeout_ms = timeout_ms
-        self._link = _Link(reach, handle, lease_s)
+        self._link = Link(reach, handle, lease_s)
         self.way_out = WayOut(self._link, gate, proxy_port)
         self.proxy_port = proxy_port
         self._processes: dict[str, AgentProcess] = {}
@@ -213,22 +246,36 @@ class AgentSandbox(FilesOfSandbox):
             return self._processes[id]
         left_ms = self.timeout_ms if timeout_ms is None else timeout_ms
         limits = {"log_bytes": streams.log_bytes, "channel_bytes": streams.channel_bytes, "timeout_ms": left_ms}
-        fields = {"id": id, "ring": streams.at_cap is AtCap.RING, "stderr_bytes": streams.stderr_bytes, **limits}
+        fields: dict[str, object] = {
+            "id": id,
+            "ring": streams.at_cap is AtCap.RING,
+            "stderr_bytes": streams.stderr_bytes,
+            **limits,
+        }
         fields["waits"] = streams.at_cap is AtCap.WAIT
+        op, data, guest = "start", b"", isinstance(program, Guest)
         if isinstance(program, Guest):
             if program.kept:
                 raise ProtectionMissing("an agent keeps no program when others are ended", protections=["keeping"])
             clears = {"clear": True} if program.request.get("op") == "clear" else {}
-            await self._link.call("start", {"guest": True, **clears, **fields}, encode_request(program.request))
+            fields, data = {"guest": True, **clears, **fields}, encode_request(program.request)
         else:
             words = {"args": program.args, "env": dict(program.variables), "cwd": program.cwd, "stdin": program.reads}
-            size = program.terminal
-            more = {} if size is None else {"terminal": [size.rows, size.columns]}
-            await self._link.call("terminal" if more else "start", {**words, **fields, **more})
-        return self._processes.setdefault(id, AgentProcess(self._link, id, streams, left_ms))
+            fields = {**words, **fields}
+            if (size := program.terminal) is not None:
+                op, fields["terminal"] = "terminal", [size.rows, size.columns]
+        ahead = _Ahead(id, channel=guest)
+        try:
+            await self._link.call(op, fields, data, behind=ahead.begin)
+        except BaseException:
+            ahead.give_up()
+            raise
+        return self._processes.setdefault(id, AgentProcess(self._link, id, streams, left_ms, ahead))
 
     async def process(self, id: str) -> AgentProcess:
         if id not in self._processes:
+            if self.new:
+                raise SandboxGone("no program was started under this id")
             told = await self._link.call("process", {"id": id})
             process = AgentProcess(self._link, id, *_known(told))
             return self._processes.setdefault(id, process)
@@ -278,100 +325,6 @@ async def plugged(sandbox: S, egress: Egress | None, destroy: Callable[[str], Aw
             await asyncio.shield(destroy(sandbox.handle))
             raise
     return sandbox
-
-
-class _Link:
-    """The channel of a sandbox, which is opened anew when it was lost."""
-
-    def __init__(self, reach: Reach, handle: str, lease_s: float | None) -> None:
-        self._reach, self._handle, self._lease_s = reach, handle, lease_s
-        self._instance = reach.instance
-        self._channel: Channel | None = None
-        self._opening = asyncio.Lock()
-        self.closed = False
-        self._renewal: asyncio.TimerHandle | None = None
-        self._renewing: asyncio.Task[None] | None = None
-
-    @property
-    def cut_off(self) -> bool:
-        return self._channel is None or self._channel.lost
-
-    async def channel(self) -> Channel:
-        """Returns a channel that is open. Raises SandboxGone, ChannelLost."""
-        async with self._opening:
-            if self.closed:
-                raise SandboxGone(f"sandbox {self._handle} is unknown here")
-            if self._channel is None or self._channel.lost:
-                self._channel = await self._open()
-                self._renew_later()
-            return self._channel
-
-    async def _open(self) -> Channel:
-        channel = await Channel.open(self._reach.open, self._reach.key)
-        if self._instance and channel.instance != self._instance:
-            await channel.close()
-            raise SandboxGone(f"the agent of sandbox {self._handle} has died, and all that it held")
-        self._instance = channel.instance
-        return channel
-
-    async def call(
-        self, op: str, fields: Mapping[str, object], data: bytes = b"", bound_s: float | None = STALLED_S
-    ) -> Mapping[str, Any]:
-        """Does an operation that can be repeated. Raises SandboxGone, SandboxFault."""
-
-        async def once(channel: Channel) -> Mapping[str, Any]:
-            return await channel.call(op, fields, data, bound_s)
-
-        try:
-            return await self._repeated(once)
-        except AgentRefused as refused:
-            raise fault(refused) from None
-
-    async def begin(self, op: str, **fields: object) -> Exchange:
-        return (await self.channel()).begin(op, **fields)
-
-    async def _repeated(self, once: Callable[[Channel], Awaitable[T]]) -> T:
-        for _ in range(ATTEMPTS - 1):
-            try:
-                return await once(await self.channel())
-            except ChannelLost:
-                continue
-        return await once(await self.channel())
-
-    def _renew_later(self) -> None:
-        if self._lease_s is not None:
-            if self._renewal is not None:
-                self._renewal.cancel()
-            self._renewal = asyncio.get_running_loop().call_later(self._lease_s / 3, self._renew)
-
-    def _renew(self) -> None:
-        """A renewal that fails is repeated by the next: the agent waits for three."""
-        if self._renewing is None or self._renewing.done():
-            self._renewing = asyncio.get_running_loop().create_task(self._lease())
-        self._renew_later()
-
-    async def _lease(self) -> None:
-        try:
-            await self.call("lease", {})
-        except SandboxGone:
-            self._stop_renewing()
-        except SandboxFault:
-            return
-
-    def _stop_renewing(self) -> None:
-        if self._renewal is not None:
-            self._renewal.cancel()
-            self._renewal = None
-        self._lease_s = None
-
-    async def close(self) -> None:
-        self.closed = True
-        self._stop_renewing()
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.gather(self._renewing, return_exceptions=True)
-        if self._channel is not None:
-            await self._channel.close()
 
 
 class _FilesWorker:
@@ -437,6 +390,12 @@ def _ending(told: Mapping[str, Any]) -> Ending:
     hits = frozenset({"memory"} if told.get("hits") == ["memory"] else ())
     text = "".join(c if c.isprintable() else "?" for c in reason[:_MOST_REASON])
     return Ending(outcome, code=code, signal=signal, reason=text, usage=_usage(told), hits=hits)
+
+
+def _sizes(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the sizes of an ended program's output, as far as they are told: nobody need read on behind them."""
+    sizes = told.get("sizes")
+    return sizes if isinstance(sizes, dict) else {}
 
 
 def _usage(told: Mapping[str, Any]) -> Usage:

@@ -25,6 +25,8 @@ from tests.hosts.e2b_server import API_KEY
 
 ROOT = Path(__file__).parents[3]
 BOUND_S = 60.0
+BAKED = "baked"
+"""The template that ``skillyard image e2b-template`` wrote."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ from skillyard.domain.sandbox.spec import Argv, Held, Owner, SandboxSpec, Stream
 from skillyard.domain.work.record import Usage
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.agent_channel import Opener
-from skillyard.sandbox.agent_client import AgentSandbox, Reach, plugged
+from skillyard.sandbox.agent_client import AgentSandbox, plugged
+from skillyard.sandbox.agent_link import Reach
 from skillyard.sandbox.content import ContentCache, bound
 from skillyard.sandbox.guest_argv import guest_bundle
 from tests.conformance.sandbox import exec_walls

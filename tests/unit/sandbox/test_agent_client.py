@@ -18,7 +18,8 @@ from skillyard.domain.work.record import Ending, Outcome
 from skillyard.guest.agent import wire
 from skillyard.sandbox import agent_channel
 from skillyard.sandbox.agent_channel import Channel, ChannelLost
-from skillyard.sandbox.agent_client import AgentSandbox, Reach
+from skillyard.sandbox.agent_client import AgentSandbox
+from skillyard.sandbox.agent_link import Reach
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,8 @@ import pytest
 from skillyard.domain.errors import GateFault
 from skillyard.domain.network.session import Egress
 from skillyard.guest.agent import wire
-from skillyard.sandbox.agent_client import AgentSandbox, Reach
+from skillyard.sandbox.agent_client import AgentSandbox
+from skillyard.sandbox.agent_link import Reach
 from skillyard.sandbox.agent_way_out import READY
 from skillyard.testing.twin_gate import TwinGate, TwinSession
 from tests.unit.sandbox.test_agent_client import KEY, LyingAgent, reply

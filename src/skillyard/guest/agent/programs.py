@@ -208,7 +208,7 @@ class Program:
                 left -= taken
             self._shut(name)
         self._drop_input()
-        self.ended = self._judge(told)
+        self.ended = {**self._judge(told), "sizes": {name: spool.size for name, spool in self.spools.items()}}
         for spool in self.spools.values():
             spool.end()
         watchers, self.watchers = self.watchers, set()

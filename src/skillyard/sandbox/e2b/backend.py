@@ -10,29 +10,30 @@ import asyncio
 import hashlib
 import hmac
 import json
-import os
 import re
 import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skillyard.config.backends import E2bSettings
 from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SkillyardError, shown
-from skillyard.domain.foreign_json import BadJson, parse_json
+from skillyard.domain.foreign_json import parse_json
 from skillyard.domain.sandbox.guarantees import Demand, Level, Nature, Probe
 from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Held, Owner, Program, SandboxSpec, StreamLimits
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Usage
 from skillyard.ports.gate import Plug
-from skillyard.sandbox.agent_channel import Opener
-from skillyard.sandbox.agent_client import AgentProcess, AgentSandbox, Reach, plugged
+from skillyard.sandbox.agent_channel import HELLO_S, Opener
+from skillyard.sandbox.agent_client import AgentProcess, AgentSandbox, plugged
+from skillyard.sandbox.agent_link import Reach
 from skillyard.sandbox.content import ContentCache
 from skillyard.sandbox.e2b import stage
+from skillyard.sandbox.e2b.account import MEND, checked, fit, groups_of, told_by
 from skillyard.sandbox.e2b.channel import CommandChannel
 from skillyard.sandbox.e2b.lifetime import Lifetime, span
 from skillyard.sandbox.e2b.order import ARCHIVE, LEASE_S, lacking, order, pack
@@ -60,7 +61,6 @@ _NOBODY = "skillyard-nobody"
 """The id of a machine that does not exist: asking for it makes nothing and shows that the provider answers."""
 _TRIES = 3
 _LOOK_LIMITS = Limits(memory_mb=64, cpus=0.5, pids=32, disk_mb=16, timeout_ms=30_000)
-_MEND = "name a template in e2b.template that `skillyard image e2b-template` wrote (docs/remote-e2b.md)"
 _CHANNEL = (
     f"p={stage.ROOT}/channel.pid; q=$(cat $p 2>/dev/null); "
     '[ -n "$q" ] && grep -qs skillyard /proc/$q/cmdline && kill -9 $q; '
@@ -133,7 +133,7 @@ class E2bBackend:
         address = self._settings.api_url or self._settings.domain
         facts = {"template": template, "provider": address}
         if not template:
-            return absent(f"no template is named; {_MEND}", facts)
+            return absent(f"no template is named; {MEND}", facts)
         try:
             spec = SandboxSpec(limits=_LOOK_LIMITS)
             sandbox = await self._make(spec, f"probe-{secrets.token_hex(8)}", template, {})
@@ -148,7 +148,7 @@ class E2bBackend:
         except SkillyardError as error:
             return absent(error.message, facts)
         except (LookupError, TypeError, ValueError) as error:
-            return absent(f"a test machine tells nothing that we understand: {error}"[:300], facts, _MEND)
+            return absent(f"a test machine tells nothing that we understand: {error}"[:300], facts, MEND)
 
     # the life of a sandbox
 
@@ -163,11 +163,8 @@ class E2bBackend:
         template = self._template(spec)
         async with self._creating.of(key):
             try:
-                if (found := await self._found(key)) is not None:
-                    sandbox = await self.attach(found)
-                else:
-                    async with self._content.placed(spec, key) as placed:
-                        sandbox = await self._make(placed, key, template, probe.enforced())
+                async with self._content.placed(spec, key) as placed:
+                    sandbox = await self._make(placed, key, template, probe.enforced())
                 return await plugged(sandbox, spec.egress, self.destroy)
             finally:
                 self._content.release(key)  # it was uploaded
@@ -179,12 +176,13 @@ class E2bBackend:
             raise InvalidInput("image", "must be one of e2b.templates", shown(spec.image))
         template = spec.image or ours.environments.get(spec.environment.name, ours.template)
         if (seen := self._machines.get(template)) is not None:
-            _fit(spec, template, seen)
+            fit(spec, template, seen)
         return template
 
-    async def _found(self, key: str) -> str | None:
-        """Returns the handle of the live machine of ``key``; others of it are ended."""
+    async def _found(self, key: str, nonce: str) -> str | None:
+        """Returns the handle of the live machine of ``key``; others are ended, but for the new one with ``nonce``."""
         ours = [one async for one in self._provider.list({_SERVER: self._server(), _KEY: key})]
+        ours = [one for one in ours if one.metadata.get(_NONCE) != nonce]
         live = sorted((one for one in ours if one.running), key=lambda one: (one.started, one.id))
         for one in ours:
             if one not in live[:1]:
@@ -202,14 +200,23 @@ class E2bBackend:
             _ENFORCED: json.dumps(dict(enforced), separators=(",", ":")),
         }
         ttl_s = span(spec.limits.timeout_ms, self._settings.max_ttl_s)
+        # A machine of this key, as an earlier server left it, is rare: nobody waits for the answer that there is none.
+        earlier = asyncio.create_task(self._found(key, nonce))
         try:
             machine = await answered(self._created(template, metadata, ttl_s))
             began = time.time()
+            if (found := await earlier) is not None:
+                await self._provider.kill(machine.sandbox_id)
+                return await self.attach(found)
             channel = await self._set_up(machine, spec, template, self._key_of(nonce))
-            return await self._attached(machine, metadata, ttl_s, began, channel)
+            sandbox = await self._attached(machine, metadata, ttl_s, began, channel)
         except BaseException:
+            earlier.cancel()
+            await asyncio.gather(earlier, return_exceptions=True)
             await asyncio.shield(self._remove(key, nonce))
             raise
+        sandbox.new = True
+        return sandbox
 
     async def _created(self, template: str, metadata: Mapping[str, str], ttl_s: int) -> AsyncSandbox:
         """Returns a new machine. A request whose answer was lost is repeated under its key, and makes none twice."""
@@ -230,16 +237,20 @@ class E2bBackend:
         source = f"{stage.ROOT}/stage-{hashlib.sha256(stage_source()).hexdigest()[:16]}.py"
         if known is None:
             await self._upload(machine, source, stage_source())
-            known = self._machines[template] = _checked(await self._looked(machine, source))
+            known = self._machines[template] = checked(await self._looked(machine, source))
         guest = f"{stage.BAKED}/guests/{guest_name()}.pyz"
-        _fit(spec, template, known)
+        fit(spec, template, known)
         uploads: dict[str, bytes] = {}
-        if known["stage"] == hashlib.sha256(stage_source()).hexdigest():
+        script, compiled = stage_source(), bytecode("stage.py", stage_source())
+        ours = known["python"] == [*sys.version_info[:2]]  # it need not be compiled there
+        if ours and known["compiled"] == hashlib.sha256(compiled).hexdigest():
+            source = f"{stage.BAKED}/stage.pyc"
+        elif known["stage"] == hashlib.sha256(script).hexdigest():
             source = f"{stage.BAKED}/stage.py"
+        elif ours:
+            source = f"{source}c"
+            uploads[source] = compiled
         else:
-            script = stage_source()
-            if known["python"] == [*sys.version_info[:2]]:  # it need not be compiled there
-                source, script = f"{source}c", bytecode("stage.py", script)
             uploads[source] = script
         if guest_name() not in known["guests"]:
             guest = f"{stage.ROOT}/{guest_name()}.pyz"
@@ -251,15 +262,24 @@ class E2bBackend:
                 packed.seek(0)
                 await self._upload(machine, ARCHIVE, packed)
         await asyncio.gather(*(self._upload(machine, path, data) for path, data in uploads.items()))
-        channel = await CommandChannel.open(self._provider, machine, f"exec python3 -I -S {source} start {guest}")
-        try:
-            told = await _started(channel, json.dumps(given).encode())
-        except BaseException:
-            self._machines.pop(template, None)  # it may have been built anew
-            channel.close()
-            raise
-        self._machines[template] = {**known, "groups": told["groups"]}
+        command = f"exec python3 -I -S {source} start {guest}"
+        channel = await CommandChannel.open(self._provider, machine, command, self._ends(machine))
+
+        async def told() -> None:
+            try:
+                self._machines[template] = {**known, "groups": await groups_of(channel)}
+            except BaseException:
+                self._machines.pop(template, None)  # it may have been built anew
+                raise
+
+        # The agent's first words follow in the same request.
+        said = json.dumps(given).encode()
+        channel.write(b"%08x" % len(said) + said)
+        channel.opens_with(told)
         return channel
+
+    def _ends(self, machine: AsyncSandbox) -> Callable[[], bool]:
+        return lambda: str(machine.sandbox_id) in self._destroying
 
     async def _upload(self, machine: AsyncSandbox, path: str, data: Any) -> None:
         with self._provider.told():
@@ -276,7 +296,7 @@ class E2bBackend:
                 )
             except CommandExitException as error:
                 ended = error
-        return _told(ended.stdout.encode(errors="replace"), ended.stderr)
+        return told_by(ended.stdout.encode(errors="replace"), ended.stderr)
 
     async def attach(self, handle: str) -> E2bSandbox:
         if (sandbox := self._open.get(handle)) is not None:
@@ -309,7 +329,7 @@ class E2bBackend:
         handle = str(machine.sandbox_id)
         if not _HANDLE.fullmatch(handle):
             raise SandboxFault(f"the provider names a machine {shown(handle)}, which cannot be")
-        reach = Reach(self._opener(machine, channel), key)
+        reach = Reach(self._opener(machine, channel), key, first_s=HELLO_S if channel is None else _BOUND_S)
         sandbox = E2bSandbox(reach, handle, enforced, timeout_ms=timeout_ms, lease_s=lease_s, gate=self._gate)
         sandbox.lifetime = Lifetime(self._provider, handle, ttl_s, self._settings.max_ttl_s, ttl_s)
         sandbox.began = began
@@ -329,7 +349,7 @@ class E2bBackend:
                 return channel, channel
             while True:
                 try:
-                    channel = await CommandChannel.open(self._provider, machine, _CHANNEL)
+                    channel = await CommandChannel.open(self._provider, machine, _CHANNEL, self._ends(machine))
                 except BackendAway:
                     # A provider that was unreachable for a moment is there again. The channel bounds the wait.
                     await asyncio.sleep(_AGAIN_S)
@@ -358,10 +378,8 @@ class E2bBackend:
         return await asyncio.shield(self._destroying[handle])
 
     async def _destroy(self, handle: str) -> Usage:
-        sandbox, used = self._open.pop(handle, None), Usage()
+        sandbox = self._open.pop(handle, None)
         if sandbox is not None:  # it is ours, and lived until now
-            with suppress(SandboxFault):
-                used = await sandbox.end()
             await sandbox.close()
             began = sandbox.began
         else:
@@ -373,7 +391,7 @@ class E2bBackend:
         async with asyncio.timeout(_BOUND_S):
             await self._provider.kill(handle)  # its answer says that the machine is gone
         self._owed.discard(handle)
-        return Usage(used.cpu_ms, used.peak_memory_bytes, max(0.0, time.time() - began) * 1000)
+        return Usage(wall_ms=max(0.0, time.time() - began) * 1000)
 
     async def _remove(self, key: str, nonce: str) -> None:
         """Ends the machine of a failed :meth:`_make`. Where that fails too, its time or the survey ends it."""
@@ -423,59 +441,6 @@ class E2bBackend:
 
     def _key_of(self, nonce: str) -> bytes:
         return hmac.digest(secret_of(self._state), f"agent {nonce}".encode(), "sha256")
-
-
-def _fit(spec: SandboxSpec, template: str, seen: Mapping[str, Any]) -> None:
-    """Raises InvalidInput for a spec that machines of a template are too small for, or too old."""
-    if spec.limits.memory_mb > seen["memory_mb"]:
-        rule = f"machines of the template '{template}' have {seen['memory_mb']} MiB; choose a larger template"
-        raise InvalidInput("limits.memory_mb", rule, str(spec.limits.memory_mb))
-    want, has = [list(sys.version_info[:2]), os.uname().machine], [seen["python"], seen["machine"]]
-    if spec.environment.packages is not None and want != has:
-        told = [f"Python {version[0]}.{version[1]} on {machine}" for version, machine in (want, has)]
-        raise InvalidInput("environment", f"its packages are for {told[0]}, and '{template}' has {told[1]}")
-
-
-async def _started(channel: CommandChannel, order: bytes) -> Mapping[str, Any]:
-    """Gives the stage at the other end its order; returns what it tells. Raises SandboxFault."""
-    channel.write(b"%08x" % len(order) + order)
-    try:
-        async with asyncio.timeout(_BOUND_S):
-            told = _told(await channel.line(), "")
-    except (EOFError, TimeoutError) as error:
-        raise SandboxFault(f"the machine's stage told nothing: {error or f'{_BOUND_S:.0f} s are over'}") from None
-    if not isinstance(told.get("groups"), list):
-        raise SandboxFault("the machine told of its sandbox in no form that we know")
-    return told
-
-
-def _told(said: bytes, complaint: str) -> dict[str, Any]:
-    """Returns what the stage told. Raises SandboxFault."""
-    try:
-        told = parse_json(said)
-    except BadJson:
-        told = None
-    if not isinstance(told, dict):
-        text = "".join(c if c.isprintable() else " " for c in complaint[-300:])
-        raise SandboxFault(f"python3 does not run as root in the machine: {text}; {_MEND}")
-    if "error" in told:
-        raise SandboxFault(f"the sandbox could not be made in its machine: {shown(told['error'])}")
-    return told
-
-
-def _checked(told: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns what the stage told of its machine. Raises SandboxFault for another form, or a lack."""
-    match told:
-        case {
-            "missing": [*missing], "root": bool(root), "boot": str(), "release": str(), "machine": str(),
-            "python": [int(), int()], "memory_mb": int(), "processors": int(), "spaces": dict(),
-            "stage": str(), "guests": [*_], "content": [*_],
-        }:  # fmt: skip
-            if missing or not root:
-                lack = ", ".join(map(str, missing))[:100] or "root for our commands"
-                raise SandboxFault(f"the template lacks {lack}; {_MEND}")
-            return told
-    raise SandboxFault("the machine told of itself in no form that we know")
 
 
 def _owner(machine: Machine) -> Owner:

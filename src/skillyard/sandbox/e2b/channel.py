@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _PIECES = 64
 """Pieces of output that wait to be read. The stream of the command stands still meanwhile."""
 _BATCH = 1 << 20
+_GATHERS_S = 0.002
+"""How long input waits for more of it."""
 _HIGH = 1 << 20
 """Bytes of input that wait before a writer does."""
 _LINE = 64 * 1024
@@ -30,8 +33,8 @@ _REFUSED = 64
 class CommandChannel:
     """Both ends of the channel: :class:`skillyard.sandbox.agent_channel.Reader` and ``Writer``."""
 
-    def __init__(self, provider: Provider) -> None:
-        self._provider = provider
+    def __init__(self, provider: Provider, is_over: Callable[[], bool] = bool) -> None:
+        self._provider, self._is_over = provider, is_over
         self._pieces: deque[str] = deque()
         self._left = b""
         self._met = False
@@ -41,11 +44,21 @@ class CommandChannel:
         self._command: Any = None
         self._tasks: list[asyncio.Task[None]] = []
         self._ending: asyncio.Task[None] | None = None
+        self._first: Callable[[], Awaitable[None]] | None = None
+
+    def opens_with(self, read_first: Callable[[], Awaitable[None]]) -> None:
+        """Has the first line taken by :meth:`line` before anything else is read. What that raises, a reader gets."""
+        self._first = read_first
 
     @classmethod
-    async def open(cls, provider: Provider, machine: AsyncSandbox, command: str) -> CommandChannel:
-        """Starts ``command`` as root. Raises SandboxGone, BackendAway, SandboxFault."""
-        channel = cls(provider)
+    async def open(
+        cls, provider: Provider, machine: AsyncSandbox, command: str, is_over: Callable[[], bool] = bool
+    ) -> CommandChannel:
+        """Starts ``command`` as root. Raises SandboxGone, BackendAway, SandboxFault.
+
+        ``is_over`` tells whether the machine ends, and the command with it.
+        """
+        channel = cls(provider, is_over)
         with provider.told():
             channel._command = await machine.commands.run(
                 command,
@@ -62,6 +75,9 @@ class CommandChannel:
 
     async def read(self, n: int = -1, /) -> bytes:
         """Returns at most ``n`` bytes; none at the end. Raises EOFError for text, SandboxGone without an agent."""
+        if (first := self._first) is not None:
+            self._first = None
+            await first()
         while not self._left:
             if self._pieces:
                 try:
@@ -141,6 +157,7 @@ class CommandChannel:
         while self._failure is None:
             if not self._waiting:
                 await self._change()
+                await asyncio.sleep(_GATHERS_S)
                 continue
             batch = bytes(self._waiting[:_BATCH])
             try:
@@ -157,7 +174,8 @@ class CommandChannel:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with suppress(SandboxFault), self._provider.told():
             await self._command.disconnect()
-            await self._command.kill()
+            if not self._is_over():
+                await self._command.kill()
 
     async def _change(self) -> None:
         self._changed.clear()

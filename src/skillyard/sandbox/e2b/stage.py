@@ -98,7 +98,7 @@ def _channel() -> int:
 
 def machine() -> dict[str, Any]:
     """Returns an account of the machine."""
-    stage = f"{BAKED}/stage.py"
+    stage, compiled = f"{BAKED}/stage.py", f"{BAKED}/stage.pyc"
     return {
         "missing": _missing(),
         "root": os.geteuid() == 0,
@@ -110,6 +110,7 @@ def machine() -> dict[str, Any]:
         "processors": len(os.sched_getaffinity(0)),
         "spaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")},
         "stage": _digest(stage) if os.path.exists(stage) else "",
+        "compiled": _digest(compiled) if os.path.exists(compiled) else "",
         "guests": [name.removesuffix(".pyz") for name in _listed(f"{BAKED}/guests") if name.endswith(".pyz")],
         "content": _listed(f"{BAKED}/content"),
     }

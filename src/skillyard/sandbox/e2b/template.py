@@ -11,7 +11,7 @@ from pathlib import Path
 
 from skillyard.domain.errors import InvalidInput
 from skillyard.sandbox.e2b import stage
-from skillyard.sandbox.guest_argv import guest_bundle
+from skillyard.sandbox.guest_argv import bytecode, guest_bundle
 
 BASE = f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim-bookworm"
 """Packages of a run are for the server's own version of Python."""
@@ -63,6 +63,7 @@ def write_template(directory: Path, base: str, packages: Mapping[str, Path]) -> 
         ).encode(),
         directory / START: _START.format(root=stage.ROOT, baked=stage.BAKED, guest=guest).encode(),
         context / "stage.py": stage_source(),
+        context / "stage.pyc": bytecode("stage.py", stage_source()),
         context / "guests" / f"{guest}.pyz": guest_bundle(),
     }
     for path, data in files.items():

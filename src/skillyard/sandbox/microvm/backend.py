@@ -28,7 +28,8 @@ from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Usage
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.agent_channel import ChannelLost
-from skillyard.sandbox.agent_client import AgentSandbox, Reach, plugged
+from skillyard.sandbox.agent_client import AgentSandbox, plugged
+from skillyard.sandbox.agent_link import Reach
 from skillyard.sandbox.bounds import Bounds, join_files, removed
 from skillyard.sandbox.content import ContentCache
 from skillyard.sandbox.e2b import order as orders

@@ -34,7 +34,8 @@ from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Usage
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.agent_channel import Opener
-from skillyard.sandbox.agent_client import Reach, plugged
+from skillyard.sandbox.agent_client import plugged
+from skillyard.sandbox.agent_link import Reach
 from skillyard.sandbox.content import ContentCache
 from skillyard.sandbox.e2b.backend import E2bSandbox
 from skillyard.sandbox.e2b.lifetime import Lifetime, span

@@ -26,7 +26,8 @@ from skillyard.domain.sandbox.spec import Held, Owner, SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Usage
 from skillyard.ports.gate import Plug
-from skillyard.sandbox.agent_client import AgentSandbox, Reach, plugged
+from skillyard.sandbox.agent_client import AgentSandbox, plugged
+from skillyard.sandbox.agent_link import Reach
 from skillyard.sandbox.bounds import Bounds, removed
 from skillyard.sandbox.content import ContentCache
 from skillyard.sandbox.native.probe import look_inside
