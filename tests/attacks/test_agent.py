@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from skillyard.domain.errors import InvalidInput, SandboxGone
-from skillyard.domain.sandbox.spec import Stream, StreamLimits
+from skillyard.domain.sandbox.spec import Guest, GuestCall, Stream, StreamLimits, command_request
+from skillyard.domain.work.command import Command
 from skillyard.domain.work.record import Outcome
 from skillyard.sandbox.agent_channel import ChannelLost
 from tests.agents import BOUND_S, NOBODY, WAIT, AgentBox, alive, collect, gone, other_user, python, until
@@ -57,6 +58,32 @@ async def test_a_program_that_kills_its_supervisor_is_lost_and_leaves_nothing(bo
     assert not [pid for pid in left if alive(pid)]
     await other.kill()
     assert (await other.wait()).outcome is Outcome.CANCELLED
+
+
+STARES = """
+cd /proc/$PPID
+tr '\\0' ' ' <cmdline
+for file in environ mem maps fd/0; do head -c 1 $file >/dev/null 2>&1 && echo "reads $file"; done
+ls fd >/dev/null 2>&1 && echo "lists its descriptors"
+ls /proc/$$/fd | tr '\\n' ' '
+"""
+
+
+async def test_nobody_looks_into_the_fork_of_the_agent_that_runs_a_command(box: AgentBox, passable: Path) -> None:
+    if os.geteuid() == 0 and other_user() is None:
+        pytest.skip("no other user can be had, and root looks into every process")
+    (passable / "skill").mkdir()
+    command = command_request(GuestCall("blob:0-", code=""), "a.b", Command(STARES))
+    skills = {"a.b": {"root": str(passable / "skill"), "entry": None}}
+    request = Guest({**command, "workspace": str(box.workspace), "skills": skills})
+    process = await box.client().start(request, id="stares")
+    channel = await collect(process, Stream.CHANNEL)
+    said = (await collect(process)).decode()
+    assert (await process.wait()).code == 0, (channel, said)
+    assert "agent listen" in said, "no interpreter of its own began"
+    assert "reads" not in said, said
+    assert "lists" not in said, said
+    assert said.endswith(" 0 1 2 "), f"the command has more descriptors than its own: {said}"
 
 
 async def test_a_supervisor_that_is_stopped_does_not_hold_up_the_deadline(box: AgentBox) -> None:

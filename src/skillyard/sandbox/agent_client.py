@@ -63,6 +63,11 @@ class AgentProcess:
     def id(self) -> str:
         return self._id
 
+    @property
+    def ended(self) -> bool:
+        """Returns whether its ending is known here."""
+        return self._ending is not None
+
     async def output(self, stream: Stream, offset: int = 0) -> AsyncIterator[bytes]:
         failures = 0
         while self._sizes.get(stream.value) != offset:
@@ -230,6 +235,11 @@ class AgentSandbox(FilesOfSandbox):
         """Returns whether its channel is lost, and no other was opened."""
         return self._link.cut_off
 
+    @property
+    def at_rest(self) -> bool:
+        """Returns whether no program is at work that this server could know: its end may be the place's alone."""
+        return self.new and all(process.ended for process in self._processes.values())
+
     async def connect(self) -> None:
         """Opens the first channel. Raises SandboxGone, SandboxFault."""
         await self._link.channel()
@@ -257,8 +267,9 @@ class AgentSandbox(FilesOfSandbox):
         if isinstance(program, Guest):
             if program.kept:
                 raise ProtectionMissing("an agent keeps no program when others are ended", protections=["keeping"])
-            clears = {"clear": True} if program.request.get("op") == "clear" else {}
-            fields, data = {"guest": True, **clears, **fields}, encode_request(program.request)
+            operation = program.request.get("op")
+            without_code = {operation: True} if operation in ("clear", "command") else {}
+            fields, data = {"guest": True, **without_code, **fields}, encode_request(program.request)
         else:
             words = {"args": program.args, "env": dict(program.variables), "cwd": program.cwd, "stdin": program.reads}
             fields = {**words, **fields}

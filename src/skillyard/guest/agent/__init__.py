@@ -38,14 +38,14 @@ new one is not taken for an old one.
 Operations, with their further fields:
 
     start      id, args, env, cwd, stdin, timeout_ms, log_bytes, stderr_bytes, channel_bytes, ring, waits; or ``guest``
-               with the request as data, and ``clear`` where that clears the sandbox. An id that was started before
-               gives that program: nothing is started twice
+               with the request as data, and ``clear`` or ``command`` where that is its operation. An id that was
+               started before gives that program: nothing is started twice
     terminal   …, terminal            the same on a terminal, of which it gives [rows, columns] (version 3)
     resize     id, rows, columns      another size of it (version 3)
     process    id                     the limits of a program, and the time that it has left
     list                              the newest programs
     output     id, stream, offset     the stream from there on as data, until the program has ended
-    wait       id                     its ending
+    wait       id                     its ending, with the sizes of its output
     kill       id, reason
     input      id                     data for its standard input; answered when it was taken
     close      id                     end of its standard input
@@ -63,7 +63,8 @@ program has a supervisor that takes its orphans in (:mod:`.supervisor`): a kill 
 lives on after its end. In a sandbox for one program all end with it. When the agent ends, everything does.
 
 Guests. The interpreter of the next one begins ahead after a clearing, and where the settings say ``ahead``. It is used
-once, and never there beside a program (:mod:`.start`). A fork of the agent clears the sandbox.
+once, and never there beside a program (:mod:`.start`). Where no foreign code is in a guest, a fork of the agent is
+enough: for one that clears the sandbox, and for one of a command, which executes programs.
 
 Promises. The agent is not dumpable, so programs of its own user can neither trace it nor read its memory, environment
 and descriptors; the supervisors of programs and the workers for files are not dumpable either.

@@ -10,7 +10,7 @@ from ..programs import terminal
 from . import jsontext
 from .kernel import Kills
 from .spool import Spool
-from .start import start
+from .start import is_forked, start
 from .supervisor import end_below
 
 TYPE_CHECKING = False
@@ -95,7 +95,7 @@ class Program:
 
     def _launch(self, place: Place, order: Mapping[str, Any], request: int) -> None:
         """Starts supervisor and program. Raises Refused where no process or descriptor is to be had."""
-        guest = request >= 0 and not order.get("clear")
+        guest = request >= 0 and not is_forked(place, order)
         try:
             started = place.spare.take(request) if guest else None
             if started is None:
@@ -333,6 +333,8 @@ class Programs:
         self._loop, self._place, self._sweep = loop, place, sweep
         self._by_id: dict[str, Program] = {}
         self._kills = Kills()
+        self._interprets = True
+        """Whether the next guest is expected to need an interpreter, as the last did."""
         self.closed = False
 
     def __iter__(self) -> Any:
@@ -360,11 +362,14 @@ class Programs:
         self._by_id[program.id] = program
         if order.get("clear"):
             program.watchers.add(self._rest)
+        elif order.get("guest"):
+            self._interprets = not is_forked(self._place, order)
         self._trim()
         return program
 
     def _rest(self) -> None:
-        self._loop.after(_REST_S, self.make_ahead)
+        if self._interprets:
+            self._loop.after(_REST_S, self.make_ahead)
 
     def make_ahead(self) -> None:
         """Begins the interpreter of the next guest while no program runs."""

@@ -2,13 +2,14 @@
 
 A guest spends most of its start on imports, which the spare interpreter has done when it is asked for. It is used once
 and runs no foreign code before. It begins while no program runs, and is ended before another begins, so that foreign
-code never meets it.
+code never meets it. The guest of a command executes programs and nothing else, so a fork of the agent is enough.
 """
 
 from __future__ import annotations
 
 import os
 import select
+import sys
 
 from ..command import START
 from . import jsontext
@@ -131,6 +132,10 @@ def _guest(
 
         ways = frozenset(place.ways())
         return lambda: _clear(place, stdio, kept, ways)
+    if is_forked(place, order):
+        from .. import main, process  # noqa: F401 - a fork of the agent needs them
+
+        return lambda: _command(place, order, stdio, kept)
     argv = (
         place.python,
         "-I",
@@ -158,6 +163,33 @@ def _clear(place: Place, stdio: tuple[int, int, int], kept: tuple[int, ...], spa
         status = 0
     except Exception as error:  # noqa: BLE001 - the host reads it
         os.write(1, f"{type(error).__name__}: {error}\n".encode("utf-8", "replace"))
+    finally:
+        os._exit(status)
+
+
+def is_forked(place: Place, order: Mapping[str, Any]) -> bool:
+    """Returns whether a guest needs no interpreter of its own: no foreign code is ever in it."""
+    return bool(order.get("clear") or (order.get("command") and place.python == sys.executable))
+
+
+def _command(place: Place, order: Mapping[str, Any], stdio: tuple[int, int, int], kept: tuple[int, ...]) -> NoReturn:
+    """Runs the guest of a command in this child of the agent, which stays undumpable: it knows the agent's key."""
+    from ..main import serve
+    from ..process import open_stdio, reset_signals
+
+    status = 1
+    try:
+        settle(order.get("cwd") or place.cwd, stdio, kept, place.user, place.files)
+        request, channel = kept
+        for fd in kept:
+            os.set_inheritable(fd, False)
+        os.environ.update({**place.env, **order.get("env", {})})
+        open_stdio()
+        reset_signals()
+        serve(request, channel)
+        status = 0
+    except BaseException as error:  # noqa: BLE001 - the host reads it
+        os.write(2, f"{type(error).__name__}: {error}\n".encode("utf-8", "replace"))
     finally:
         os._exit(status)
 

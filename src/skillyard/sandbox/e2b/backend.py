@@ -378,8 +378,11 @@ class E2bBackend:
         return await asyncio.shield(self._destroying[handle])
 
     async def _destroy(self, handle: str) -> Usage:
-        sandbox = self._open.pop(handle, None)
+        sandbox, used = self._open.pop(handle, None), Usage()
         if sandbox is not None:  # it is ours, and lived until now
+            if not sandbox.at_rest:
+                with suppress(SandboxFault):
+                    used = await sandbox.end()
             await sandbox.close()
             began = sandbox.began
         else:
@@ -391,7 +394,7 @@ class E2bBackend:
         async with asyncio.timeout(_BOUND_S):
             await self._provider.kill(handle)  # its answer says that the machine is gone
         self._owed.discard(handle)
-        return Usage(wall_ms=max(0.0, time.time() - began) * 1000)
+        return Usage(used.cpu_ms, used.peak_memory_bytes, max(0.0, time.time() - began) * 1000)
 
     async def _remove(self, key: str, nonce: str) -> None:
         """Ends the machine of a failed :meth:`_make`. Where that fails too, its time or the survey ends it."""
