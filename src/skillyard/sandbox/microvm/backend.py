@@ -250,7 +250,9 @@ class MicrovmBackend:
                 state |= {"pid": pid, "began": machine.began(pid)}
                 _write_state(place, state)
                 self._machine = await _ordered(place, _order(spec, state["secret"], shape, size), content)
-            return await self._attached(handle, state)
+            made = await self._attached(handle, state)
+            made.new = True
+            return made
         except BaseException:
             await asyncio.shield(self.destroy(handle))
             raise

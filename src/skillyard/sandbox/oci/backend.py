@@ -297,7 +297,9 @@ class OciBackend:
             except BaseException:
                 first[1].close()
                 raise
-            return await self._attached(handle, spec.owner, spec.limits.timeout_ms, secret, enforced, image.id, first)
+            made = await self._attached(handle, spec.owner, spec.limits.timeout_ms, secret, enforced, image.id, first)
+            made.new = True
+            return made
         except BaseException:
             await self._engine.finished(self._remove(name))
             raise

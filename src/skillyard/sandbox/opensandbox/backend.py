@@ -232,7 +232,9 @@ class OpenSandboxBackend:
                 raise SandboxFault(f"the server names a sandbox {shown(handle)}, which cannot be")
             await self._set_up(handle, spec, image, nonce)
             digest = image.rpartition("@")[2] if is_by_digest(image) else ""  # the server tells of none
-            return await self._attached(handle, metadata, wanted.ttl_s, digest)
+            made = await self._attached(handle, metadata, wanted.ttl_s, digest)
+            made.new = True
+            return made
         except BaseException:
             await asyncio.shield(self._remove(key, nonce))
             raise

@@ -140,6 +140,7 @@ class SrtBackend:
                 self._bounds.make(handle, bounds.starting(spec.limits))
             await to_its_end(run.launch, place, spec, found, state)
             sandbox = await self._attached(handle, state)
+            sandbox.new = True
             if state["group"]:
                 bounds.tighten(state["group"], spec.limits)
             return sandbox
