@@ -62,7 +62,9 @@ def _programs(found: Mapping[str, Any]) -> str:
 def _costs(shown: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
     measured = [(name, found["cost"]["seconds"], found) for name, found in shown if "seconds" in found.get("cost", {})]
     sandbox = "sandbox: of native | of bare | it adds"
-    more = " | ".join(f"{part}: of native | of bare" for part in ("run", "session", "100 runs"))
+    counts = {found["cost"]["runs"] for _, _, found in measured}
+    many = f"{counts.pop()} runs" if len(counts) == 1 else "many runs"
+    more = " | ".join(f"{part}: of native | of bare" for part in ("run", "session", many))
     yield f"| isolation | used bare | {sandbox} | {more} |"
     yield f"|{' --- |' * 11}"
     for name, seconds, found in measured:
@@ -71,16 +73,22 @@ def _costs(shown: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
             ours, native, bare = (seconds[part].get(who) for who in ("ours", "native", "bare"))
             cells += [f"{ours / native:.1f}", f"{ours / bare:.2f}" if bare else "-"]
             if part == "sandbox":
-                cells.append(_added(ours, bare))
+                cells.append("-" if not bare else f"{(ours - bare) * 1000:+.0f} ms{_mark(ours, bare)}")
         yield f"| {' | '.join(cells)} |"
 
 
-def _added(ours: float, bare: float | None) -> str:
-    if not bare:
-        return "-"
-    added = (ours - bare) * 1000
-    met = added <= max(ADDED_MS, ADDED_SHARE * bare * 1000)
-    return f"{added:+.0f} ms{'' if met else ' (above)'}"
+def _mark(ours: float, bare: float) -> str:
+    return " (above)" if (ours - bare) * 1000 > max(ADDED_MS, ADDED_SHARE * bare * 1000) else ""
+
+
+def _above(name: str, cost: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields the parts that cost more than they may, with the reason."""
+    for part, seconds in cost.get("seconds", {}).items():
+        each = cost["runs"] if part == "runs" else 1
+        ours, bare = seconds["ours"], seconds.get("bare")
+        if bare and _mark(ours / each, bare / each):
+            title = f"Cost of {'many runs' if part == 'runs' else f'a {part}'}"
+            yield title, _explained(f"{ours / bare:.2f} of the bare component", name, "cost", part)
 
 
 def _kept_out(shown: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
@@ -99,6 +107,7 @@ def _kept_out(shown: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
             rows.append((f"`verify`: {attack}", _explained(f"{verdict}: {gave}", name, "battery", attack)))
         for code, _, gave, *_ in found.get("programs", {}).get("others", []):
             rows.append((f"program `{code}`", _explained(f"gave {gave}", name, "programs", code)))
+        rows += _above(name, found.get("cost", {}))
         if rows:
             yield f"\n### {name}\n"
             yield "| what | why |\n| --- | --- |"

@@ -173,9 +173,10 @@ class AgentProcess:
 
 
 class _Ahead:
-    """Exchanges that are begun with a program: its ending is asked for at once, and of a guest its channel, too.
+    """Exchanges that are begun with a program.
 
-    So a program takes one way to the agent and back where it took three.
+    Its ending is asked for at once, and of a guest its channel, too. So a program takes one way to the agent and back,
+    where it took three.
     """
 
     def __init__(self, id: str, *, channel: bool) -> None:
@@ -237,7 +238,7 @@ class AgentSandbox(FilesOfSandbox):
 
     @property
     def at_rest(self) -> bool:
-        """Returns whether no program is at work that this server could know: its end may be the place's alone."""
+        """Returns whether all programs have ended for sure: its place may be taken away at once."""
         return self.new and all(process.ended for process in self._processes.values())
 
     async def connect(self) -> None:
@@ -404,7 +405,7 @@ def _ending(told: Mapping[str, Any]) -> Ending:
 
 
 def _sizes(told: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the sizes of an ended program's output, as far as they are told: nobody need read on behind them."""
+    """Returns the sizes of an ended program's output, as far as they are told."""
     sizes = told.get("sizes")
     return sizes if isinstance(sizes, dict) else {}
 

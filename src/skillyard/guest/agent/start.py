@@ -173,7 +173,10 @@ def is_forked(place: Place, order: Mapping[str, Any]) -> bool:
 
 
 def _command(place: Place, order: Mapping[str, Any], stdio: tuple[int, int, int], kept: tuple[int, ...]) -> NoReturn:
-    """Runs the guest of a command in this child of the agent, which stays undumpable: it knows the agent's key."""
+    """Runs the guest of a command in this child of the agent.
+
+    It knows the agent's key, so it stays undumpable.
+    """
     from ..main import serve
     from ..process import open_stdio, reset_signals
 

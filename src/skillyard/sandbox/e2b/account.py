@@ -1,4 +1,4 @@
-"""The account that a stage gives of its machine and of the sandbox in it, and whether a spec fits that machine."""
+"""The account that a stage gives of its machine, and whether a spec fits it."""
 
 from __future__ import annotations
 

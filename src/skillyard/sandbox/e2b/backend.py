@@ -180,7 +180,7 @@ class E2bBackend:
         return template
 
     async def _found(self, key: str, nonce: str) -> str | None:
-        """Returns the handle of the live machine of ``key``; others are ended, but for the new one with ``nonce``."""
+        """Returns the live machine of ``key``, beside the new one with ``nonce``; others are ended."""
         ours = [one async for one in self._provider.list({_SERVER: self._server(), _KEY: key})]
         ours = [one for one in ours if one.metadata.get(_NONCE) != nonce]
         live = sorted((one for one in ours if one.running), key=lambda one: (one.started, one.id))

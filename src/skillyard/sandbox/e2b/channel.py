@@ -47,7 +47,7 @@ class CommandChannel:
         self._first: Callable[[], Awaitable[None]] | None = None
 
     def opens_with(self, read_first: Callable[[], Awaitable[None]]) -> None:
-        """Has the first line taken by :meth:`line` before anything else is read. What that raises, a reader gets."""
+        """Has the first line taken by :meth:`line` before anything else is read. A reader gets its exceptions."""
         self._first = read_first
 
     @classmethod
