@@ -297,9 +297,7 @@ class OciBackend:
             except BaseException:
                 first[1].close()
                 raise
-            made = await self._attached(handle, spec.owner, spec.limits.timeout_ms, secret, enforced, image.id, first)
-            made.new = True
-            return made
+            return await self._attached(handle, spec.owner, spec.limits.timeout_ms, secret, enforced, image.id, first)
         except BaseException:
             await self._engine.finished(self._remove(name))
             raise
@@ -339,6 +337,7 @@ class OciBackend:
         except BaseException:
             await sandbox.close()
             raise
+        sandbox.new = first is not None
         return self._open.setdefault(handle, sandbox)
 
     def _opener(self, handle: str, first: tuple[Any, Any] | None) -> Opener:
@@ -422,7 +421,6 @@ class OciBackend:
         if sandbox is not None:
             with suppress(SandboxFault):
                 used = await sandbox.end()
-            await sandbox.close()
         if labels.get(_OWNER_ID) != self._home.server:
             self._owed.discard(handle)
             return Usage()
