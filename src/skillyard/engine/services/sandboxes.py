@@ -392,7 +392,7 @@ class SandboxService:
 
 def _unfit(record: RunRecord, stay: Stay) -> SkillyardError | None:
     """Returns why a sandbox of this isolation cannot be kept by its caller; None where it can."""
-    if record.enforced.get("mount_namespace") in (None, Level.MISSING):
+    if record.enforced.get("mount_namespace") == Level.MISSING:
         rule = "must give a sandbox a file system of its own (mount_namespace); choose another with policy.isolation"
         return InvalidInput("isolation", rule, shown(record.isolation))
     return _not_pausable(record) if stay.pauses and not pauses.may_pause(record) else None
