@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import resource
 import socket
 import struct
@@ -22,8 +23,8 @@ from skillyard.sandbox.native.grounds.namespaces import form, table
 from skillyard.sandbox.native.grounds.namespaces.form import Filter, Given, Patched, Slot, Step
 from skillyard.sandbox.native.inside import walls
 from skillyard.sandbox.native.linux import kernel, landlock
-from skillyard.sandbox.native.linux.syscall_numbers import NUMBERS
-from tests.unit.sandbox.native.compiled import SOURCE, make_library
+from skillyard.sandbox.native.linux.syscall_numbers import NUMBERS, numbers
+from tests.unit.sandbox.native.compiled import SOURCE, SOURCES, make_library
 
 FIRST = 1000
 """The first descriptor that is opened here, where nothing is opened."""
@@ -345,3 +346,14 @@ def test_no_table_makes_it_read_elsewhere(tmp_path: Path) -> None:
         [program], input=given, capture_output=True, timeout=60, env={"ASAN_OPTIONS": "detect_leaks=0"}
     )
     assert done.returncode == 0, done.stderr.decode()[-2000:]
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_first_process_knows_its_numbers_without_headers(machine: str) -> None:
+    source = SOURCES[1].read_text()
+    _, _, rest = source.partition(f"defined(__{machine}__)")
+    told = dict(re.findall(r"(SYS_\w+) = (\d+)", rest.partition("static long call")[0]))
+    assert set(told) == set(re.findall(r"SYS_\w+", source))
+    assert {name: int(number) for name, number in told.items()} == {
+        name: numbers(machine)[name.removeprefix("SYS_")] for name in told
+    }

@@ -7,10 +7,8 @@
  * The zygote's compiled part (steps.c) executes it with the descriptors below and, as arguments, the worker's pid and
  * the command by which later.py is started. Its file cannot be read, so that the kernel lets nobody look into it.
  */
-#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/syscall.h>
 
 /* steps.c has the same numbers. */
 enum { NOTHING, OUT, ERRORS, CONTROL, CHILDREN, STACK };
@@ -18,6 +16,7 @@ enum { MOST_MESSAGE = 192 * 1024, MOST_ID = 600, MOST_FDS = 8, MOST_WORDS = 24, 
 enum { LAST_WORDS_MS = 1000, BROKEN_STATUS = 125 };
 enum { POLLIN_ = 1, WNOHANG_ = 1, SOL_SOCKET_ = 1, SCM_RIGHTS_ = 1, PEEK = 2, DONTWAIT = 0x40, NOSIGNAL = 0x4000 };
 enum { CTRUNC = 8, TRUNC = 0x20, CMSG_CLOEXEC = 0x40000000, EINTR_ = 4, ECHILD_ = 10, ESRCH_ = 3, EAGAIN_ = 11 };
+enum { SIGINT = 2, SIGKILL = 9, SIGCHLD = 17, SIGXCPU = 24 };
 enum { BLOCK_UNBLOCK = 1, RUSAGE_CHILDREN_ = -1, FIRST_GIVEN = 16 };
 
 #ifdef SOURCE
@@ -65,7 +64,12 @@ static struct program programs[PROGRAMS];
 static char **command, **environment;
 static char received[MOST_MESSAGE + 1];
 
+/* Without the headers of a C library: a compiler for another machine may have none for a program without one. */
 #if defined(__x86_64__)
+enum { SYS_read = 0, SYS_write = 1, SYS_close = 3, SYS_rt_sigprocmask = 14, SYS_getpid = 39, SYS_sendto = 44,
+       SYS_recvmsg = 47, SYS_clone = 56, SYS_execve = 59, SYS_wait4 = 61, SYS_kill = 62, SYS_getrusage = 98,
+       SYS_exit_group = 231, SYS_ppoll = 271, SYS_dup3 = 292 };
+
 static long call(long number, long a, long b, long c, long d, long e)
 {
     long got;
@@ -80,6 +84,10 @@ static long call(long number, long a, long b, long c, long d, long e)
 }
 __asm__(".globl _start\n_start:\n xor %ebp, %ebp\n mov %rsp, %rdi\n and $-16, %rsp\n call begin\n hlt\n");
 #elif defined(__aarch64__)
+enum { SYS_dup3 = 24, SYS_close = 57, SYS_read = 63, SYS_write = 64, SYS_ppoll = 73, SYS_exit_group = 94,
+       SYS_kill = 129, SYS_rt_sigprocmask = 135, SYS_getrusage = 165, SYS_getpid = 172, SYS_sendto = 206,
+       SYS_recvmsg = 212, SYS_clone = 220, SYS_execve = 221, SYS_wait4 = 260 };
+
 static long call(long number, long a, long b, long c, long d, long e)
 {
     register long x8 __asm__("x8") = number;
