@@ -409,16 +409,25 @@ def test_the_loop_serves_on_after_clones_that_fail(serving: Serving) -> None:
     assert serving.end() == 0
 
 
-def test_a_clone_has_its_own_order_alone_in_its_memory(serving: Serving) -> None:
-    """The one before may be another's, and code can read all its memory."""
-    for name, before in (("of the first", ""), ("of another", "of the first")):
-        named = Step(name, NUMBERS["getpid"])
-        serving.clone(b" " + form.encode(*[named] * (90 if not before else 2), form.END))
-        assert serving.hear() == READY
-        seen = _memory(serving.pid)
-        assert name.encode() in seen
-        assert not before or before.encode() not in seen
-        assert serving.end() == 0
+@pytest.mark.parametrize("kind", [b" ", b"f"])
+def test_a_clone_has_its_own_order_alone_in_its_memory(kind: bytes, spaced: Serving) -> None:
+    """The one before may be another's, and code can read all its memory: names, and numbers that were on its stack."""
+    before, spare = 0x0511_5EC2_E700_0001, 6
+    for name, number in ((b"of the first", before), (b"of another", 2)):
+        named = Step(name.decode(), NUMBERS["getpid"], (number,) * spare if number == before else ())
+        spaced.clone(kind + form.encode(*[named] * (90 if number == before else 2), form.END))
+        assert spaced.hear() == READY
+        seen = _memory(_worker(spaced.pid))
+        assert name in seen
+        if number != before:
+            assert b"of the first" not in seen
+            assert before.to_bytes(8, sys.byteorder) not in seen
+        assert spaced.end() == 0
+
+
+def _worker(pid: int) -> int:
+    """Returns the child of a first process."""
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
 
 
 def _memory(pid: int) -> bytes:

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/auxv.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -343,7 +344,9 @@ static struct {
     char *const *first, *const *environment;
 } now;
 static jmp_buf serving;
-static _Alignas(16) char stack[64 * 1024];
+/* A clone that shares our memory has its stack in here, at a multiple of its size. */
+enum { STACK_SIZE = 64 * 1024 };
+static char room[2 * STACK_SIZE];
 
 static __attribute__((noreturn)) void break_off(const uint8_t *name, int named)
 {
@@ -500,6 +503,7 @@ int sy_serve(int sock, unsigned long spaces, const uint8_t *code, size_t code_si
     static uint8_t order[MOST_ORDER];
     static const uint8_t clone[] = "clone3";
     static int fds[MOST_FDS];
+    const uintptr_t own_stack = ((uintptr_t)room + STACK_SIZE - 1) / STACK_SIZE * STACK_SIZE;
     int count, got;
     ssize_t size;
     if (setjmp(serving))
@@ -525,8 +529,8 @@ int sy_serve(int sock, unsigned long spaces, const uint8_t *code, size_t code_si
         }
         if (shares) {
             a.flags |= SHARED | WAITS;
-            a.stack = (uintptr_t)stack;
-            a.stack_size = sizeof stack;
+            a.stack = own_stack;
+            a.stack_size = STACK_SIZE;
         }
         /* A clone that shared our memory took it away, and without it nobody has the right to its own /proc/self. */
         prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
@@ -542,6 +546,8 @@ int sy_serve(int sock, unsigned long spaces, const uint8_t *code, size_t code_si
         for (int i = 0; i < count; i++)
             close(fds[i]);
         memset(order, 0, (size_t)size); /* the next clone reads its own order alone */
+        if (shares) /* and what the last one left on its stack is dropped, which touches no page */
+            madvise((void *)own_stack, STACK_SIZE, MADV_DONTNEED);
     }
     return got < 0 ? FAILED : ENDED;
 }
