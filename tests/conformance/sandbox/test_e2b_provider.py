@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import Argv, EnvironmentRef, Owner, SandboxSpec, Stream
 from skillyard.domain.secret import EVERYBODY, Delivery, Secret
 from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.record import Outcome
 from skillyard.sandbox.e2b.backend import E2bBackend
 from skillyard.sandbox.e2b.channel import CommandChannel
 from skillyard.sandbox.e2b.lifetime import MARGIN_S, Lifetime
@@ -193,8 +195,8 @@ async def test_an_agent_that_has_ended_is_gone_though_its_machine_lives(
     sandbox = await backend.create(SPEC, "one")
     process = await sandbox.start(Argv(("sleep", "1000")), id="long")
     await sandbox.end()
-    with pytest.raises(SandboxGone):
-        await process.wait()
+    with suppress(SandboxGone):  # the agent may be gone before its word comes
+        assert (await process.wait()).outcome is Outcome.CANCELLED
     assert sandbox.handle in provider.machines()
     other = E2bBackend(tmp_path / "e2b", provider.settings, e2b_ground.key)
     with pytest.raises(SandboxGone, match="agent has ended"):
