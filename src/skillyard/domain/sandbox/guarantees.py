@@ -106,14 +106,15 @@ class Nature:
 
     ``rank`` is its place where an isolation is chosen by itself, the least first; without one it has to be named.
     ``without`` names the walls and guarantees that it does not have: choosing it accepts that, and nothing else.
-    ``network`` says whether its sandboxes can be given one, ``remote`` whether they are on other hosts. Probe, record
-    and doctor show every missing wall all the same.
+    ``network`` says whether its sandboxes can be given one, ``remote`` whether they are on other hosts, ``ports`` on
+    which ones inside a program of ours listens. Probe, record and doctor show every missing wall all the same.
     """
 
     rank: int | None = None
     without: frozenset[str] = frozenset()
     network: bool = True
     remote: bool = False
+    ports: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,8 +118,12 @@ class Planner:
         image = _image(request, skills)
         offer = await self._offer(isolation, skills, trust, image)
         if request.command is not None and request.command.service is not None:
-            if request.command.service.ports:
+            if ports := request.command.service.ports:
                 offer.probe.demand("forwarding")
+                if taken := sorted(offer.backend.nature.ports & {*ports}):
+                    raise InvalidInput(
+                        "expose_ports", f"must name ports that '{offer.name}' does not use", str(taken[0])
+                    )
             if request.session is not None:
                 offer.probe.demand("keeping")
         elif request.session is not None and request.is_cell:

@@ -463,4 +463,4 @@ def _make(place: Place) -> OpenSandboxBackend:
     return OpenSandboxBackend(place.run_dir / "opensandbox", place.settings.opensandbox, place.plug)
 
 
-KIND = Kind(Nature(without=WITHOUT, remote=True), _make)
+KIND = Kind(Nature(without=WITHOUT, remote=True, ports=frozenset({http_entry.PORT})), _make)

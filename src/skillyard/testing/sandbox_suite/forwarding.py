@@ -51,7 +51,8 @@ for port in sys.argv[1:]:
     reached.append(port)
 print(json.dumps(reached))
 """
-PORT = 8080
+PORT = 8000
+"""Not 8080: a backend may need that one itself."""
 
 
 @forwarding.check("forwarding")

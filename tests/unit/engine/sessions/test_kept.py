@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.errors import Forbidden, ProtectionMissing, SandboxFault
-from skillyard.domain.sandbox.guarantees import Level, Protection
+from skillyard.domain.errors import Forbidden, InvalidInput, ProtectionMissing, SandboxFault
+from skillyard.domain.sandbox.guarantees import Level, Nature, Protection
 from skillyard.domain.skill.skill import SkillKind
 from skillyard.domain.work.record import Outcome, RunRecord
 from skillyard.domain.work.service import Service
@@ -217,6 +217,15 @@ async def test_an_isolation_that_cannot_keep_says_so(rig: Rig, abilities: dict[s
     async with asyncio.timeout(30):
         with pytest.raises(ProtectionMissing, match="keeping"):
             await begin(rig)
+
+
+async def test_a_port_that_the_isolation_uses_itself_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rig.backend, "nature", Nature(ports=frozenset({8080})))
+    keep(rig, {"forwarding": Protection(Level.SUPERVISED, by="a fake")})
+    asked: dict[str, Any] = {"skill_name": "acme.notes", "command": "service"}
+    with pytest.raises(InvalidInput, match="expose_ports: must name ports that 'twin' does not use"):
+        await rig.call("skills.run_service", ANN, expose_ports=[8000, 8080], **asked)
+    assert rig.backend.held == {}
 
 
 async def test_a_service_is_started_in_the_session_that_it_names(rig: Rig) -> None:
