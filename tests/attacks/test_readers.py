@@ -297,6 +297,7 @@ OWN_WORDS = {
     "sandbox/native/host_advice.py": "a child of our own",
     "sandbox/native/grounds/root.py": "the keeper's, before anything is imported",
     "sandbox/native/inside/walls.py": "the keeper's",
+    "sandbox/native/inside/later.py": "the keeper's, as the first process passes them on",
     "sandbox/native/grounds/namespaces/form.py": "the keeper's own table",
     "ipc/channel.py": "read by every keeper's row above; frames in tests/unit/ipc",
     "ipc/peers.py": "the kernel's",
