@@ -18,7 +18,8 @@ await box.runCode("import sys; print('out'); print('err', file=sys.stderr); disp
   onResult: (result) => told.push(result.text),
   onError: (error) => told.push(error.name),
 })
-seen.told = told.sort()
+// A line may come in pieces.
+seen.told = told.map((one) => one.trim()).filter(Boolean).sort()
 await box.files.write('/home/user/sales.csv', 'day,sold\n1,2\n2,5\n')
 seen.sum = (await box.runCode("import csv; sum(int(row['sold']) for row in csv.DictReader(open('/home/user/sales.csv')))")).text
 seen.user = (await (await Sandbox.connect(box.sandboxId)).getInfo()).metadata.user

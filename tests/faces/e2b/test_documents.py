@@ -27,7 +27,7 @@ with Sandbox.create() as box:
         on_stdout=lambda m: told.append(m.line), on_stderr=lambda m: told.append(m.line),
         on_result=lambda r: told.append(r.text), on_error=lambda e: told.append(e.name),
     )
-    print(sorted(told), ran.error.name)
+    print(sorted(one.strip() for one in told if one.strip()), ran.error.name)
     box.files.write("/home/user/sales.csv", "day,sold\\n1,2\\n2,5\\n")
     rows = "csv.DictReader(open('/home/user/sales.csv'))"
     print(box.run_code(f"import csv; sum(int(row['sold']) for row in {rows})").text)
@@ -56,7 +56,7 @@ asyncio.run(main())
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        (START, "2\n['seen\\n']\nTrue\n['1', 'ZeroDivisionError', 'err\\n', 'out\\n'] ZeroDivisionError\n7\n"),
+        (START, "2\n['seen\\n']\nTrue\n['1', 'ZeroDivisionError', 'err', 'out'] ZeroDivisionError\n7\n"),
         (ASYNC, "['for', 'all', 'of', 'one'] 0\n{'user': '7'}\n8000\nTrue\n"),
     ],
     ids=["start", "async"],
@@ -89,7 +89,7 @@ def test_programs_in_javascript_work(yard: Yard) -> None:
     assert json.loads(ran(yard, "documents.mjs")) == {
         "hello": "Hello from a sandbox\n",
         "counted": "2",
-        "told": ["1", "ZeroDivisionError", "err\n", "out\n"],
+        "told": ["1", "ZeroDivisionError", "err", "out"],
         "sum": "7",
         "user": "7",
         "bound": "bound\n",
