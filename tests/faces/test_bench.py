@@ -222,7 +222,7 @@ def test_a_reason_stands_where_all_of_it_fits() -> None:
 
 
 def _measured(one: Mapping[str, Any], *, fits: bool) -> dict[str, Any]:
-    """What a reason is for, as it was measured; or something else of the same name."""
+    """Returns results that a reason explains, or others of the same name."""
     gave = one["gave"] if fits else "something else"
     match one["of"]:
         case "programs":
@@ -237,7 +237,7 @@ def _measured(one: Mapping[str, Any], *, fits: bool) -> dict[str, Any]:
 
 
 def test_a_battery_goes_on_where_it_was_ended(tmp_path: Path) -> None:
-    """What is noted is not tried again; an attack that was broken is made once more."""
+    """It tries nothing again that is noted, but for an attack that was broken."""
     journal = tmp_path / "native.battery.jsonl"
     journal.write_text('["files-search", "ESCAPED", "noted"]\n["files-places", "broken", "noted"]\n')
     with COMPONENTS["native"](tmp_path) as component:

@@ -19,7 +19,7 @@ def ran(yard: Yard, script: str) -> str:
     """Returns the output of a script beside this file."""
     node = shutil.which("node")
     if node is None or not (MODULES / "node_modules/@e2b/code-interpreter").is_dir():
-        pytest.skip(f"there is no node, or no npm package @e2b/code-interpreter in {MODULES}")
+        pytest.skip(f"node, or the npm package @e2b/code-interpreter in {MODULES}, is not installed")
     env = {
         "PATH": os.environ["PATH"],
         "E2B_MODULES": str(MODULES),

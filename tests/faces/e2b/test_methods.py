@@ -53,7 +53,7 @@ def test_every_method_is_in_the_table(kind: str) -> None:
     told = [name for row in rows() if row.kind == kind for name in row.methods]
     assert sorted(told) == sorted(sdk_names.of_python(kind))
     if not (MODULES / "node_modules/@e2b/code-interpreter").is_dir():
-        pytest.skip(f"there is no npm package @e2b/code-interpreter in {MODULES}")
+        pytest.skip(f"the npm package @e2b/code-interpreter is not installed in {MODULES}")
     others = {name for row in rows() if row.kind == kind for name in row.others}
     assert sdk_names.of_javascript(kind, MODULES) <= {camel(name) for name in told} | others
 
