@@ -89,7 +89,7 @@ class _Ours:
         assert offer is not None
         probe = await offer.backend.probe()
         missing = frozenset(name for name, held in probe.protections.items() if held.level is Level.MISSING)
-        spec = SandboxSpec(allow_degraded=missing, single=True)
+        spec = SandboxSpec(allow_degraded=missing, single=True, command=True)
         sandbox = await offer.backend.create(spec, f"bench-{uuid.uuid4().hex}")
         try:
             ended = await (await sandbox.start(Argv(_TRUE), id="one")).wait()

@@ -88,19 +88,21 @@ class Origin:
         self._http.server_close()
 
 
-KEEPER = "skillyard.sandbox.native.keeper import main as m; m.PROTOCOL {} 1; from {}"
+KEEPER = "skillyard.sandbox.native.keeper import main as m; m.PROTOCOL = {}; from {}"
+OLD = SINCE["terminal"] - 1
+"""A version that lacks an operation for what it holds."""
 
 
 class Older(NativeBackend):
-    """Its keeper says that it is of the version before."""
+    """Its keeper says that it is of an earlier version."""
 
-    program = KEEPER.format("-=", NativeBackend.program)
+    program = KEEPER.format(OLD, NativeBackend.program)
 
 
 class Newer(NativeBackend):
     """Its keeper says that it is of the version after this one."""
 
-    program = KEEPER.format("+=", NativeBackend.program)
+    program = KEEPER.format(PROTOCOL + 1, NativeBackend.program)
 
 
 @pytest.fixture
@@ -121,7 +123,7 @@ async def backend(run_dir: Path) -> AsyncIterator[NativeBackend]:
 
 async def left(kind: type[NativeBackend], run_dir: Path, monkeypatch: pytest.MonkeyPatch, *keys: str) -> list[str]:
     """Returns the handles of sandboxes that a server of another version made before it was killed."""
-    version = PROTOCOL + (1 if kind is Newer else -1)
+    version = PROTOCOL + 1 if kind is Newer else OLD
     with monkeypatch.context() as patched:
         patched.setattr("skillyard.sandbox.native.keepers.PROTOCOL", version)
         server = kind(run_dir)
@@ -158,7 +160,7 @@ async def test_an_older_keeper_that_holds_nothing_is_replaced(
     backend.attend(told.append, told.append, told.append)
     assert (await backend.facts())["protocol"] == PROTOCOL
     [line] = told
-    assert f"version {PROTOCOL - 1} is ended" in line
+    assert f"version {OLD} is ended" in line
     assert [home for home in homes(run_dir) if keeper_lives(home)] == [run_dir]
 
 
@@ -176,7 +178,7 @@ async def test_an_older_keeper_with_work_is_served_beside_a_new_one(
     sandbox = await backend.attach(killed)
     process = await sandbox.process("work")
     assert "begun" in await begun(process)
-    with pytest.raises(SandboxFault, match=f"version {PROTOCOL - 1} of its protocol, and 'terminal' came with"):
+    with pytest.raises(SandboxFault, match=f"version {OLD} of its protocol, and 'terminal' came with"):
         await sandbox.start(Argv(("true",), terminal=Terminal()), id="on-a-terminal")
     await process.kill("enough")
     assert (await process.wait()).outcome is Outcome.CANCELLED
@@ -188,8 +190,8 @@ async def test_an_older_keeper_with_work_is_served_beside_a_new_one(
     assert backend.older == ""
     assert [held.handle for held in await backend.survey()] == [fresh.handle]
     assert [text.partition(":")[0] for text in told] == [
-        f"a keeper of version {PROTOCOL - 1} holds 2 sandboxes of detached runs",
-        f"the keeper of version {PROTOCOL - 1} held nothing any more, and has ended",
+        f"a keeper of version {OLD} holds 2 sandboxes of detached runs",
+        f"the keeper of version {OLD} held nothing any more, and has ended",
     ]
 
 

@@ -70,6 +70,17 @@ async def test_nobody_looks_into_the_first_process(ground: Ground) -> None:
     assert seen["state"] == "S"
 
 
+async def test_a_sandbox_for_a_command_has_the_init_that_forks_one(ground: Ground) -> None:
+    """The static program would start an interpreter for it, which takes longer than many a command."""
+    async with ground.sandbox(LIMITS, single=True, command=True) as sandbox:
+        seen = await look(sandbox, FIRST)
+    assert seen["name"].startswith("python")
+    assert set(seen["files"].values()) == {"PermissionError"}
+    async with ground.sandbox(LIMITS, single=True, command=True) as sandbox:
+        got = await run(sandbox, code("def main(args): return {'is': 'a guest'}"))
+    assert (got.ending.outcome, got.ending.code) == (Outcome.EXIT, 0)
+
+
 GUEST_LOOK = """
 import os
 def main(args):

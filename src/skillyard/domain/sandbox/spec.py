@@ -82,7 +82,8 @@ class SandboxSpec:
     policy says so). ``tenant`` names whose share of the host it takes.
     ``single`` says that one program will be started: the sandbox may end with it, which is faster; it must still be
     destroyed. Where it stays after one that a limit ended or that crashed, a second program can collect the files that
-    the first left. ``egress`` plugs it into a session of the gate; without it there is no network. ``forwarding`` says
+    the first left. ``command`` says that this program is an :class:`Argv`, for a backend that makes such sandboxes
+    otherwise. ``egress`` plugs it into a session of the gate; without it there is no network. ``forwarding`` says
     that its programs will listen on ports for :class:`~skillyard.ports.sandbox.Forwarding`; a backend without that
     ability refuses it, and one where nothing can listen otherwise needs it.
     ``terminals`` gives it terminals of its own, at most :data:`MOST_TERMINALS`; without, none can be opened inside.
@@ -102,6 +103,7 @@ class SandboxSpec:
     group: str = ""
     tenant: str = ""
     single: bool = False
+    command: bool = False
     egress: Egress | None = None
     forwarding: bool = False
     terminals: bool = False

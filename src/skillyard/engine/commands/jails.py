@@ -159,6 +159,7 @@ def _spec(order: JailOrder, offer: Offer) -> SandboxSpec:
         limits=order.limits,
         mounts=order.mounts,
         single=True,
+        command=True,
         kernel_only=offer.demand.kernel_only,
         allow_degraded=offer.demand.allow_degraded,
         directories=order.directories,

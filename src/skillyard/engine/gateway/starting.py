@@ -118,6 +118,7 @@ class Starter:
             group=owner.name if self.separate else "",
             tenant=owner.name,
             single=True,
+            command=True,
             kernel_only=offer.demand.kernel_only,
             allow_degraded=offer.demand.allow_degraded,
         )

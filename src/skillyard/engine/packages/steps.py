@@ -220,6 +220,7 @@ class Steps:
             environment=standard_library(self._usual),
             mounts=tuple(mounts),
             single=True,
+            command=True,
             kernel_only=offer.demand.kernel_only,
             allow_degraded=offer.demand.allow_degraded,
         )

@@ -143,6 +143,7 @@ class NativeBackend:
                 "key": key,
                 "owner": spec.owner.value,
                 "single": spec.single,
+                "command": spec.command,
                 "timeout_ms": spec.limits.timeout_ms,
                 "tenant": spec.tenant,
                 "shape": shape,

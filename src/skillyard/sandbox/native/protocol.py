@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 SINCE: Mapping[str, int] = {
     "attach": 1,
     "close_stdin": 1,
-    "create": 1,
+    "create": 5,
     "destroy": 1,
     "environment": 1,
     "follow": 2,

@@ -78,7 +78,7 @@ class Ground(Protocol):
 
     @property
     def tells_single(self) -> bool:
-        """Returns whether a sandbox for one program is made otherwise than one for several."""
+        """Returns whether a sandbox for one guest program is made otherwise than others."""
         ...
 
     def begin(self, household: Household) -> None:

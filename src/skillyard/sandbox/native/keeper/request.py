@@ -84,7 +84,7 @@ class Shape:
     read_only: str = ""
     """Names of walls.WRITABLE with commas between, which are read-only all the same."""
     single: bool = False
-    """Whether it is for one program, where the ground makes such sandboxes otherwise."""
+    """Whether it is for one guest program, where the ground makes such sandboxes otherwise."""
 
     terminals: bool = False
 
@@ -106,7 +106,7 @@ class Shape:
 class Lease:
     """The lease of a sandbox: ``owner`` is ``run`` or ``task``, ``tenant`` the principal.
 
-    ``timeout_ms`` is for programs without their own.
+    ``timeout_ms`` is for programs without their own. ``command`` says that its one program is none of our guest's.
     """
 
     key: str
@@ -114,6 +114,7 @@ class Lease:
     single: bool
     timeout_ms: int
     tenant: str = ""
+    command: bool = False
     at: float = field(default_factory=time.monotonic)
 
 

@@ -80,7 +80,7 @@ class Sandboxes:
         self._environments[name] = details
 
     def create(self, shape: Shape, asked: Asked) -> None:
-        shape = self._told(shape, single=asked.lease.single)
+        shape = self._told(shape, single=asked.lease.single and not asked.lease.command)
         if not self._environments[shape.environment]["directories"]:
             self._ready.setdefault(shape, deque())
         for kind in (shape,) if shape.listen is None else (shape, replace(shape, listen=None)):
@@ -106,7 +106,7 @@ class Sandboxes:
         self.refill()
 
     def _told(self, shape: Shape, *, single: bool) -> Shape:
-        """Returns the shape for one program or several, where these are made in two ways."""
+        """Returns the shape for one guest or other programs, where these are made in two ways."""
         imports = self._environments[shape.environment]["preload"]
         return replace(shape, single=single) if self._ground.tells_single and not imports else shape
 

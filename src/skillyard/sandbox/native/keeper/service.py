@@ -163,7 +163,8 @@ class Service:
                 self._destroy(sandbox, lambda: None)
 
         try:
-            lease = Lease(header["key"], header["owner"], header["single"], header["timeout_ms"], header["tenant"])
+            names = ("key", "owner", "single", "timeout_ms", "tenant", "command")
+            lease = Lease(*(header[name] for name in names))
             self._sandboxes.create(Shape(**header["shape"], listen=listen), Asked(lease, shows, answer, listen))
         except Exception:
             self._creating.pop(header["key"], None)
