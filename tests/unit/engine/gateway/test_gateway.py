@@ -323,6 +323,7 @@ async def test_a_server_that_never_answers_is_ended_when_it_is_deaf(rig: Rig, se
     server = servers.made[-1]
     await until(lambda: server.pings)
     assert rig.app.gateway.sandboxes, "one that answers a ping stays"
+    assert {(held.spec.single, held.spec.command) for held in rig.backend.held.values()} == {(True, True)}
     server.deaf = True
     ended = servers.left
     await called(rig, timeout_ms=20)
