@@ -102,6 +102,9 @@ class ProcessSession:
         link, id = self._link, self._id
         link.calls[id] = lambda number, request: answer(request, lambda told: link.called(id, number, told))
 
+    async def lost(self) -> str:
+        return await asyncio.shield(self._link.lost)
+
     async def plug(self, sockets: Sequence[socket.socket]) -> None:
         """Gives ``sockets`` to the gate, without waiting until it has them: they listen already.
 
@@ -257,6 +260,10 @@ class KeptSession(ProcessSession):
             if await self.go_on(link, why):
                 await self.plug_again()
         return await super().log()
+
+    async def lost(self) -> str:
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await never
 
     async def plug_again(self) -> None:
         """Has the sandbox plugged in again, where somebody attends."""

@@ -211,6 +211,8 @@ class Link:
         self.calls: dict[str, Callable[[int, bytes], None]] = {}
         """Called with the number and the text of each call of a tool, by the session's id."""
         self.why = ""
+        self.lost: asyncio.Future[str] = self._loop.create_future()
+        """Done with the reason when the gate ended without having been closed."""
         self._channel = Channel(self._loop, sock, self._message, self._lost, MAX_MESSAGE)
 
     @property
@@ -339,6 +341,7 @@ class Link:
                 future.exception()  # nobody may be waiting
         self._asked.clear()
         if first and ready and why != _CLOSED:
+            self.lost.set_result(self.why)
             self.on_end(why)
 
 

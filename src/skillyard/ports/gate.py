@@ -57,6 +57,10 @@ class GateSession(Protocol):
         It is called on the event loop, and must not block."""
         ...
 
+    async def lost(self) -> str:
+        """Returns why its gate is gone, once it is. A kept session goes on in another gate, and waits here for ever."""
+        ...
+
     async def log(self) -> NetworkLog:
         """Returns what was decided so far."""
         ...

@@ -82,6 +82,10 @@ class ToolServer(Protocol):
         """Returns why it is broken; empty where it is not known."""
         ...
 
+    def fail(self, why: str) -> None:
+        """Makes it broken, so that its calls end; the first reason counts."""
+        ...
+
     async def tools(self) -> Sequence[Tool]:
         """Returns its tools, without those that cannot be offered."""
         ...

@@ -55,6 +55,7 @@ class TwinSession:
     _listeners: list[socket.socket] = field(default_factory=list)
     _counted: dict[socket.socket, int] = field(default_factory=dict)
     _way: Endpoint | None = None
+    _gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     def way(self) -> Endpoint:
         """Returns the endpoint for a backend, whose connections count as those to the proxy's port."""
@@ -90,8 +91,13 @@ class TwinSession:
     def answer_calls(self, answer: Answer) -> None:
         """Does nothing: a twin passes no calls on."""
 
+    async def lost(self) -> str:
+        await self._gone.wait()
+        return "the twin was cut"
+
     def cut(self) -> None:
         """As the death of the gate's process: everything is closed at once."""
+        self._gone.set()
         for sock in (*self._listeners, *self.connections):
             _forget(sock)
         self._listeners.clear()

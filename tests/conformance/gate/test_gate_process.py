@@ -24,6 +24,7 @@ from tests.conformance.gate.gates import Server, cut_off, echo, plugged, policy,
 from tests.conformance.gate.rooms import Rooms
 
 CAP_SYS_PTRACE = 19
+BOUND_S = 60.0
 pytestmark = pytest.mark.anyio
 
 
@@ -114,7 +115,10 @@ async def test_a_gate_that_dies_takes_its_connections_and_the_next_session_gets_
         writer.write(b"hello\n")
         await reader.readline()
         pid = process_of(gate)
+        losing = asyncio.create_task(box.session.lost())
         os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(BOUND_S):
+            assert (await losing).startswith("its process ended")
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await reader.readexactly(1)
         await until(lambda: not server.open and not _runs(pid))

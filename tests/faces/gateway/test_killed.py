@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash.leftovers import Footprint
 from tests.faces.gateway.conftest import SERVER, yard_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.ordinary]
@@ -90,3 +91,27 @@ async def test_a_server_that_is_killed_again_and_again_gives_each_call_one_end(t
             for kept in yard.runtime.app.gateway.kept():
                 kept._not_before = 0.0  # what waits between starts is tested elsewhere
         assert (await yard.tool("echo", {"text": "still here"}))["status"] == "completed"
+
+
+async def test_a_server_whose_gate_is_killed_gets_another_way_out(tmp_path: Path) -> None:
+    """It would answer calls and pings for ever, and reach nothing."""
+    tmp_path.chmod(0o755)
+    mark, home = f"--mark={tmp_path.name}-{id(tmp_path)}", tmp_path / "data"
+    toy = {**SERVER, "command": ["python3", MARK, mark], "network": ["192.0.2.1:80"]}
+    footprint = Footprint(home)
+    async with yard_of(home, mcp={"servers": {"toy": toy}}) as yard:
+        await yard.call("tools.refresh", server="toy")
+        call = asyncio.ensure_future(yard.tool("silence"))
+        async with asyncio.timeout(60):
+            while not sum(kept.calls for kept in yard.runtime.app.gateway.kept()):
+                await asyncio.sleep(0.01)
+        [before] = programs(mark)
+        assert footprint.kill_gates()
+        told = await asyncio.wait_for(call, 60)
+        assert (told["status"], "its way out is lost" in told["error"]["message"]) == ("failed", True), told
+        again = await yard.tool("whoami")
+        assert again["status"] == "completed", again
+        assert before not in programs(mark)
+        assert "its way out is lost" in (await yard.call("tools.servers"))["servers"][0]["why"]
+        run = (await yard.call("runs.show", run_id=again["run_id"]))["run"]
+        assert run["network"]["connections"] == [], "it has a living gate"

@@ -1,4 +1,4 @@
-"""Kills at work: a jail's client, the jail's own process, and its keeper. Nothing of it is left, counted."""
+"""Kills at work: a jail's client, its own process, its server, keeper and gate. Nothing of it is left, counted."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.faces.jail.conftest import Jails, marked, until
+from tests.crash.leftovers import GATE, Footprint, gone, idle
+from tests.crash.server import Server
+from tests.faces.jail.conftest import BOUND_S, Jails, marked, until
 from tests.faces.jail.test_reach import serving
 from tests.faces.jail.test_streams import STUBBORN
 
@@ -34,6 +37,7 @@ class Alive:
     client: subprocess.Popen[bytes]
     jail: int
     keeper: int
+    gate: int
     pids: set[tuple[int, str]]
     groups: set[Path]
 
@@ -86,19 +90,25 @@ def _groups(pid: int) -> set[Path]:
     return found
 
 
-def _start(jails: Jails, port: int) -> Alive:
+def _client(jails: Jails, port: int) -> tuple[subprocess.Popen[bytes], str]:
+    """Starts a client with a jailed program that holds a connection; returns it and the program's mark."""
     word = f"kill-{os.getpid()}-{time.monotonic_ns()}"
-    rule = f"127.0.0.1:{port}"
-    words = jails.words("--allow", rule, "--", "python3", "-c", _TALKING, word, str(port))
+    words = jails.words("--allow", f"127.0.0.1:{port}", "--", "python3", "-c", _TALKING, word, str(port))
     client = subprocess.Popen(
         [sys.executable, "-c", _CLIENT, json.dumps(words)],
         env=jails.env,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     jails.started.append(client)
     assert client.stdout is not None
     assert client.stdout.readline() == b"ready\n"
+    return client, word
+
+
+def _start(jails: Jails, port: int) -> Alive:
+    client, word = _client(jails, port)
     programs: list[int] = []
 
     def found() -> bool:
@@ -111,11 +121,12 @@ def _start(jails: Jails, port: int) -> Alive:
     mine = _family(named | set(programs)) - {client.pid, os.getpid()}
     jail = next(pid for pid in programs if _parent(pid) == client.pid)
     keeper = next(pid for pid in named if _names(pid, "ground import main"))
+    gate = next(pid for pid in named if _names(pid, GATE))
     inside = [pid for pid in programs if pid not in (client.pid, jail)]
     groups = set[Path]().union(*(_groups(pid) for pid in inside))
     pids = {(pid, began) for pid in mine if (began := _began(pid))}
     assert len(inside) >= 2, "the program and the daemon that it left"
-    return Alive(client, jail, keeper, pids, groups)
+    return Alive(client, jail, keeper, gate, pids, groups)
 
 
 def _parent(pid: int) -> int:
@@ -132,6 +143,10 @@ def _names(pid: int, word: str) -> bool:
         return False
 
 
+def _gone(word: str) -> bool:
+    return not marked(word)
+
+
 def _hang_up(alive: Alive) -> None:
     for stream in (alive.client.stdin, alive.client.stdout):
         assert stream is not None
@@ -143,6 +158,7 @@ KILLS: dict[str, Callable[[Alive], None]] = {
     "its client hangs up": _hang_up,
     "the jail is killed": lambda alive: os.kill(alive.jail, 9),
     "its keeper is killed": lambda alive: os.kill(alive.keeper, 9),
+    "its gate is killed": lambda alive: os.kill(alive.gate, 9),
 }
 
 
@@ -161,3 +177,46 @@ def test_nothing_is_left(jails: Jails, kill: Callable[[Alive], None]) -> None:
     assert len(ends) == 2
     assert all(outcome is not None for _, outcome in ends), ends
     assert {path.name for path in (jails.home / "jails").iterdir()} == {"0"}
+
+
+def test_nothing_is_left_on_a_server(jails: Jails) -> None:
+    """One kill after another: the server has what it lost again for the next jail."""
+    ends = []
+    with serving([]) as port, Server(jails.home, SKILLYARD_SERVER__GRACE_S="0.2") as server:
+        footprint = Footprint(jails.home)
+
+        def command(word: str) -> int:
+            return next(pid for pid in marked(word) if _names(pid, "skillyard"))
+
+        def hang_up(client: subprocess.Popen[bytes], _: str) -> None:
+            for stream in (client.stdin, client.stdout):
+                assert stream is not None
+                stream.close()
+
+        kills: dict[str, Callable[[subprocess.Popen[bytes], str], object]] = {
+            "its client is killed": lambda client, _: client.kill(),
+            "its client hangs up": hang_up,
+            "the command is killed": lambda _, word: os.kill(command(word), 9),
+            "the gate is killed": lambda *_: footprint.kill_gates(),
+            "the keeper is killed": lambda *_: footprint.kill_keeper(),
+            "the server is killed": lambda *_: server.kill(),
+        }
+        for name, kill in kills.items():
+            client, word = _client(jails, port)
+            assert footprint.glance().sandboxed, name
+            kill(client, word)
+            until(partial(_gone, word), f"the end of its program and its command: {name}", _LEFT_S)
+            client.wait(BOUND_S)
+            assert client.stderr is not None
+            ends.append((name, client.stderr.read()))
+            if server.alive:
+                idle(footprint, _LEFT_S)
+        gone(footprint, _LEFT_S)
+        assert not (jails.home / "jails").exists(), "none ran alone"
+    with Server(jails.home) as again, again.client() as caller:
+        runs = caller.call("runs.list", {"limit": 50})["runs"]
+    outcomes = [run["outcome"] for run in reversed(runs)]
+    assert outcomes == ["cancelled", "cancelled", "cancelled", "lost", "lost", "lost"]
+    said = dict(ends)
+    assert b"its way out is lost" in said["the gate is killed"]
+    assert all(b"start it again" in said[f"the {part} is killed"] for part in ("gate", "keeper", "server")), said

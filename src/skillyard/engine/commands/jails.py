@@ -216,6 +216,8 @@ class _Work:
         self._active = ActiveRun(record.run_id, record.principal)
         self._code: int | None = None
         self._signal: int | None = None
+        self._lost = ""
+        """Why its way out is lost."""
 
     async def run(self) -> RunRecord:
         around, run_id = self._around, self._record.run_id
@@ -259,6 +261,7 @@ class _Work:
         """
         spawn = self._around.tasks.spawn
         watching = spawn(self._watch(process), "client of a jail")
+        minding = spawn(self._mind_network(process), "network of a jail")
         feeding = spawn(self._feed(process), "stdin of a jail")
         draining = [spawn(self._drain(process, stream), f"{stream} of a jail") for stream in _OUT]
         try:
@@ -267,15 +270,21 @@ class _Work:
             await asyncio.wait([written, watching], return_when=asyncio.FIRST_COMPLETED)
             return ending
         finally:
-            for task in (watching, feeding, *draining):
+            for task in (watching, minding, feeding, *draining):
                 task.cancel()
-            await asyncio.gather(watching, feeding, *draining, return_exceptions=True)
+            await asyncio.gather(watching, minding, feeding, *draining, return_exceptions=True)
 
     async def _watch(self, process: Process) -> None:
         """Ends the tree when the client is gone."""
         reason = await asyncio.shield(self._wires.gone)
         self._active.cancel_reason = self._active.cancel_reason or reason
         await process.kill(reason)
+
+    async def _mind_network(self, process: Process) -> None:
+        """Ends the tree when its gate died: for weeks it would reach nothing, and its client would not know why."""
+        if (network := self._loan.network) is not None:
+            self._lost = f"its way out is lost ({await network.lost()})"
+            await process.kill(self._lost)
 
     async def _feed(self, process: Process) -> None:
         with suppress(SandboxGone):  # nobody reads it any more
@@ -298,6 +307,8 @@ class _Work:
 
     def _judge(self, ending: Ending) -> Failure | None:
         if ending.outcome is Outcome.CANCELLED:
+            if self._lost and self._active.cancel_reason is None:
+                return Failure("SandboxError", f"{self._lost}; {_MENDS[Outcome.LOST]}", Outcome.LOST)
             return cancelled(self._active.cancel_reason or ending.reason)
         if ending.outcome is Outcome.EXIT:
             self._code = ending.code

@@ -202,12 +202,17 @@ class Kept:
                 self.key = ""
 
     async def _until_over(self, standing: Standing, stop: asyncio.Event) -> None:
-        waiting = [
+        network = standing.network
+        waiting: list[asyncio.Task[Any]] = [
             self._tasks.spawn(stop.wait(), f"end of {self.name}"),
             self._tasks.spawn(standing.link.broken.wait(), f"loss of {self.name}"),
         ]
+        cut = None if network is None else self._tasks.spawn(network.lost(), f"network of {self.name}")
+        waiting += [] if cut is None else [cut]
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if cut is not None and cut.done():  # it answers pings, and would reach nothing for ever
+                standing.link.fail(f"its way out is lost ({cut.result()})")
         finally:
             for each in waiting:
                 each.cancel()

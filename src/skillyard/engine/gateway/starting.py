@@ -227,6 +227,9 @@ class _RemoteNetwork:
     session: GateSession
     grant: NetworkGrant
 
+    async def lost(self) -> str:
+        return await self.session.lost()
+
     async def so_far(self) -> dict[str, Any]:
         log = await self.session.log()
         return {**first_record(self.grant.plan.policy), **log.as_dict()}

@@ -234,6 +234,10 @@ class RunNetwork:
         await _bounded(self._sandbox.plug(egress))
         self._ports = (self._ports or frozenset()).union(egress.ports)
 
+    async def lost(self) -> str:
+        """Returns why its gate is gone, once it is. One that is kept goes on in another gate, and waits for ever."""
+        return await (await self._session()).lost()
+
     async def so_far(self) -> dict[str, Any]:
         """Returns what a record says of it now; without connections while the gate does not answer."""
         log, opening = self._closed, self._opening

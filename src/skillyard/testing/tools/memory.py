@@ -67,7 +67,7 @@ class TwinToolServer:
         """Whether it does not answer a ping."""
 
     def fail(self, why: str) -> None:
-        self.why = why
+        self.why = self.why or why
         self.broken.set()
 
     async def tools(self) -> Sequence[Tool]:

@@ -54,6 +54,10 @@ class FakeSession:
     def attend(self, plug: Callable[[], Awaitable[None]]) -> None:
         self.plug = plug
 
+    async def lost(self) -> str:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
     async def change(self, policy: Policy) -> None:
         self.gate.check()
         self.policy = policy
