@@ -250,8 +250,9 @@ def test_an_opensandbox_server_in_the_variables_is_the_default(monkeypatch: pyte
     assert settings.policy.isolation == "opensandbox"
     assert (ours.domain, ours.protocol, ours.key()) == ("sandboxes.lan:8080", "http", "key-of-theirs")
     assert (ours.use_server_proxy, ours.request_timeout_seconds) == (True, 600.0)
-    assert ours.image == ours.image_for("python") == ours.image_for("") == "registry.lan/python:1"
-    assert ours.image_for("typescript") == ours.image_for("javascript") == "registry.lan/ts:v1"
+    for images in (ours, settings.oci):
+        assert images.image == images.image_for("python") == images.image_for("") == "registry.lan/python:1"
+        assert images.image_for("typescript") == images.image_for("javascript") == "registry.lan/ts:v1"
     chosen, in_force = settings.notes
     assert chosen == f"policy.isolation = 'opensandbox', since the variable {SANDBOX}OPENSANDBOX_DOMAIN is set"
     assert f"opensandbox.domain = 'sandboxes.lan:8080' by {SANDBOX}OPENSANDBOX_DOMAIN; " in in_force
@@ -281,6 +282,8 @@ def test_a_named_isolation_stands_above_the_variable_and_no_key_is_told(monkeypa
         (f"{SANDBOX}OPENSANDBOX_USE_SERVER_PROXY", "perhaps"),
         (f"{SANDBOX}OPENSANDBOX_REQUEST_TIMEOUT_SECONDS", "-1"),
         ("SKILLFLAW_MCP_SANDBOX_IMAGE", "https://registry.lan/any:1"),
+        ("SKILLFLAW_MCP_SANDBOX_IMAGE", "registry.lan:5000/any"),
+        ("SKILLFLAW_MCP_SANDBOX_PYTHON_IMAGE", "python:"),
         ("SKILLFLAW_MCP_SANDBOX_PYTHON_IMAGE_REPOSITORY", "registry.lan/python"),
     ],
 )

@@ -49,18 +49,19 @@ def read_variables(environ: Mapping[str, str]) -> Foreign:
 
 
 def _images(given: dict[str, str]) -> Iterator[Alias]:
-    """Takes the images by language, and yields them: that for Python first, then the shared one.
+    """Takes the images by language, and yields them for both backends that have images.
 
-    Raises InvalidInput.
+    That for Python goes before the shared one. Raises InvalidInput.
     """
     found = {language: _image(given, f"{_SERVERS}{language}_IMAGE") for language in ("PYTHON", "TYPESCRIPT")}
     shared = f"{_SERVERS}IMAGE"
     every = _reference(shared, given.pop(shared)) if shared in given else ""
-    if image := found["PYTHON"][1] or every:
-        yield Alias(found["PYTHON"][0] if found["PYTHON"][1] else shared, "opensandbox.image", image)
-    name, image = found["TYPESCRIPT"]
-    if image:
-        yield Alias(name, "opensandbox.images", dict.fromkeys(("javascript", "typescript"), image))
+    for backend in (ISOLATION, "oci"):
+        if image := found["PYTHON"][1] or every:
+            yield Alias(found["PYTHON"][0] if found["PYTHON"][1] else shared, f"{backend}.image", image)
+        name, image = found["TYPESCRIPT"]
+        if image:
+            yield Alias(name, f"{backend}.images", dict.fromkeys(("javascript", "typescript"), image))
 
 
 def _image(given: dict[str, str], name: str) -> tuple[str, str]:
@@ -79,7 +80,9 @@ def _image(given: dict[str, str], name: str) -> tuple[str, str]:
 
 
 def _reference(name: str, text: str) -> str:
-    if "://" in text or text.endswith(":") or any(character.isspace() for character in text):
+    last = text.rpartition("/")[2]
+    named = "@" in last or bool(last.partition(":")[2])
+    if "://" in text or not named or any(character.isspace() for character in text):
         raise InvalidInput(name, "must be the name of an image with a tag or a digest, and no URL", shown(text))
     return text
 
