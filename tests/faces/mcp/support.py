@@ -102,7 +102,7 @@ def server(
             skills,
             ResourceFace(callers, skills),
             Approvals(callers, ask=False),
-            TaskFace(callers, lambda: cast("Any", told), answer, None, never),
+            TaskFace(callers, lambda: cast("Any", told), answer, None, never, lambda: told),
             Changes(revision, 10),
             ServerFace(callers, bool(settings.servers)),
         )

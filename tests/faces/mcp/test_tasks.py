@@ -12,15 +12,21 @@ from typing import Any, cast
 import anyio
 import pytest
 from mcp.client import Client, advertise
+from mcp.client.extension import ClientExtension, NotificationBinding
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CallToolRequest,
     CallToolRequestParams,
     ElicitRequestFormParams,
     ElicitResult,
+    NotificationParams,
     Request,
     RequestParams,
     Result,
+    SubscriptionFilter,
+    SubscriptionsAcknowledgedNotification,
+    SubscriptionsListenRequest,
+    SubscriptionsListenRequestParams,
 )
 
 from skillyard.config.settings import load_settings
@@ -63,6 +69,10 @@ async def opened(stack: AsyncExitStack, place: Path) -> Runtime:
 async def runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runtime]:
     async with AsyncExitStack() as stack:
         yield await opened(stack, tmp_path_factory.mktemp("tasks"))
+
+
+OF_ANSWERS = ("resultType", "_meta")
+"""Members of an answer that a notification does not have."""
 
 
 class TaskParams(RequestParams):
@@ -160,6 +170,83 @@ async def test_only_its_owner_sees_a_task(runtime: Runtime) -> None:
             assert refused.value.error.code == -32602
         assert (await ask(client, "tasks/get", task["taskId"]))["status"] == "working"
         await ask(client, "tasks/cancel", task["taskId"])
+
+
+class Heard(ClientExtension):
+    """A client's tasks as it is told of them; ``more`` is set with each."""
+
+    identifier = EXTENSION
+
+    def __init__(self) -> None:
+        self.tasks: list[dict[str, Any]] = []
+        self.more = anyio.Event()
+
+    def notifications(self) -> list[NotificationBinding[Told]]:
+        return [NotificationBinding(method="notifications/tasks", params_type=Told, handler=self.hear)]
+
+    async def hear(self, params: Told) -> None:
+        self.tasks.append(params.model_dump(by_alias=True))
+        self.more.set()
+        self.more = anyio.Event()
+
+    async def until(self, status: str) -> dict[str, Any]:
+        with anyio.fail_after(60):
+            while True:
+                more = self.more
+                if found := [task for task in self.tasks if task["status"] == status]:
+                    return found[-1]
+                await more.wait()
+
+
+class Told(NotificationParams, extra="allow"):
+    pass
+
+
+def listening(*task_ids: Any) -> SubscriptionsListenRequest:
+    named = SubscriptionFilter.model_validate({"taskIds": list(task_ids)})
+    return SubscriptionsListenRequest(params=SubscriptionsListenRequestParams(notifications=named))
+
+
+async def test_a_client_that_listens_hears_how_its_task_ends(runtime: Runtime) -> None:
+    """The tasks of others, and unknown ones, are not agreed to."""
+    heard, agreed = Heard(), list[Any]()
+
+    async def hear(message: Any) -> None:
+        if isinstance(message, SubscriptionsAcknowledgedNotification):
+            agreed.append(message.params.notifications.model_extra)
+
+    other = replace(LOCAL, name="other")
+    async with (
+        knowing(runtime, other) as stranger,
+        Client(face_of(runtime)[0], extensions=[heard], message_handler=hear) as client,
+        anyio.create_task_group() as group,
+    ):
+        theirs = await started(stranger, "import time\ndef main(args):\n    time.sleep(60)\n    return {}")
+        code = "import time\ndef main(args):\n    time.sleep(3)\n    return {'sum': 6}"
+        task_id = (await started(client, code))["taskId"]
+        request = listening(task_id, theirs["taskId"], "run_unknown")
+        group.start_soon(client.session.send_request, request, Open)
+        assert (await heard.until("working"))["taskId"] == task_id
+        done = await heard.until("completed")
+        polled = await ask(client, "tasks/get", task_id)
+        assert done["result"]["structuredContent"]["output"] == {"sum": 6}
+        assert [(name, done[name]) for name in polled if name not in OF_ANSWERS] == [
+            (name, value) for name, value in polled.items() if name not in OF_ANSWERS
+        ]
+        assert {task["taskId"] for task in heard.tasks} == {task_id}
+        assert agreed == [{"taskIds": [task_id]}]
+        group.cancel_scope.cancel()
+        await ask(stranger, "tasks/cancel", theirs["taskId"])
+
+
+async def test_listening_to_tasks_needs_a_client_that_knows_them(runtime: Runtime) -> None:
+    async with Client(face_of(runtime)[0]) as client, knowing(runtime) as knows:
+        with anyio.fail_after(30):
+            with pytest.raises(MCPError) as refused:
+                await client.session.send_request(listening("run_1"), Open)
+            assert refused.value.error.code == -32021
+            with pytest.raises(MCPError, match="must be a list of task ids"):
+                await knows.session.send_request(listening(1), Open)
 
 
 @pytest.mark.parametrize(("mode", "code"), [("auto", -32021), ("legacy", -32601)])
@@ -277,7 +364,8 @@ class Endless:
 async def test_a_run_ends_whose_client_cancels_before_it_knows_the_task() -> None:
     engine, runs = Engine(), Endless()
     answering(engine, "run_code", {"run_id": "run_1"})
-    face = tasks.TaskFace(Callers(engine.invoke), lambda: cast("Any", runs), cast("Any", None), None, cast("Any", None))
+    nothing = cast("Any", None)
+    face = tasks.TaskFace(Callers(engine.invoke), lambda: cast("Any", runs), nothing, None, nothing, nothing)
     context = cast("Any", SimpleNamespace(request=None))
     with anyio.move_on_after(0.05):
         await face.start(context, "run_code", CODE)

@@ -19,6 +19,7 @@ from skillyard.faces.mcp.servers import ServerFace
 from skillyard.faces.mcp.skills import SkillFace
 from skillyard.faces.mcp.tasks import TaskFace
 from skillyard.faces.news import News
+from skillyard.ports.records import RecordStore
 from skillyard.runtime import Runtime
 
 
@@ -39,6 +40,9 @@ def parts_of(runtime: Runtime, callers: Callers, news: News) -> Parts:
         except SkillyardError:
             return False
 
+    def records() -> RecordStore:
+        return runtime.app.ports.records
+
     async def revision() -> str:
         return f"{await runtime.app.skills.store.revision()}-{news.count}"
 
@@ -51,12 +55,12 @@ def parts_of(runtime: Runtime, callers: Callers, news: News) -> Parts:
     return Parts(
         settings.mcp,
         callers,
-        Following(lambda: runtime.app.ports.records, lambda: runtime.app.history, levels),
+        Following(records, lambda: runtime.app.history, levels),
         levels,
         skills,
         ResourceFace(callers, skills),
         Approvals(callers, settings.mcp.approvals == "ask"),
-        TaskFace(callers, lambda: runtime.app.history, answer, settings.records.ttl_s, calls_tools),
+        TaskFace(callers, lambda: runtime.app.history, answer, settings.records.ttl_s, calls_tools, records),
         changes,
         ServerFace(callers, bool(settings.mcp.servers)),
     )

@@ -22,6 +22,8 @@ from mcp_types import (
     PaginatedRequestParams,
     RequestParams,
     SetLevelRequestParams,
+    SubscriptionsListenRequestParams,
+    SubscriptionsListenResult,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
@@ -165,6 +167,9 @@ def server_of(parts: Parts) -> Server[Any]:
         parts.levels.set(context, params.level)
         return EmptyResult()
 
+    async def listen(context: Context, params: SubscriptionsListenRequestParams) -> SubscriptionsListenResult:
+        return await parts.tasks.listen(context, params, parts.changes.listening)
+
     private = CacheHint(ttl_ms=LIST_TTL_MS)
     server: Server[Any] = _Server(
         "skillyard",
@@ -177,7 +182,7 @@ def server_of(parts: Parts) -> Server[Any]:
         on_list_resources=parts.resources.listed,
         on_list_resource_templates=parts.resources.templates,
         on_read_resource=parts.resources.read,
-        on_subscriptions_listen=parts.changes.listening,
+        on_subscriptions_listen=listen,
         on_list_prompts=parts.skills.prompts,
         on_get_prompt=parts.skills.prompt,
         on_completion=parts.resources.complete,
