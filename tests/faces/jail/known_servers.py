@@ -145,7 +145,7 @@ def main(place: Path, names: list[str]) -> int:
     for name in names or list(SERVERS):
         if (place / "packages" / name / "jail.json").is_file():
             continue
-        words = [sys.executable, "-m", "skillyard", "jail", "add", name, "--", *SERVERS[name].add]
+        words = [sys.executable, "-m", "skillyard", "jail", "add", "--no-try", name, "--", *SERVERS[name].add]
         if subprocess.run(words, env=env, stdout=subprocess.DEVNULL, check=False).returncode:
             failed += 1
             continue

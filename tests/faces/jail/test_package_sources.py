@@ -16,6 +16,7 @@ import pytest
 from tests.conformance.gate.programs.authority import Authority
 from tests.faces.jail.conftest import BOUND_S, Jails
 from tests.faces.jail.test_packages import needs_npm, registry
+from tests.faces.jail.test_wrap import SERVER
 from tests.unit.engine.packages.index import Index
 from tests.unit.engine.packages.wheels import make_wheel, wheel_name
 
@@ -32,6 +33,15 @@ _TINY = {
     "tiny/__init__.py": b"import json, sys\ndef main():\n    print(json.dumps(sys.argv[1:]))\n",
     "tiny-1.0.dist-info/entry_points.txt": b"[console_scripts]\ntiny = tiny:main\n",
 }
+
+
+_ASK = """
+import socket
+from contextlib import suppress
+for host in ("api.example.com", "169.254.169.254"):
+    with suppress(OSError):
+        socket.create_connection((host, 80), timeout=5)
+"""
 
 
 @needs_npm
@@ -52,7 +62,7 @@ def test_the_cache_of_npm_enters_read_only_and_no_install_script_sees_it(jails: 
     assert any("content-v2" in path for path in before)
     (tmp_path / "wheels").mkdir()
     offline = {"SKILLYARD_PACKAGES__OFFLINE": "true", "SKILLYARD_PACKAGES__WHEELS": str(tmp_path / "wheels")}
-    added = jails.run("add", "tool", "--", "npx", "jailed-tool", env=offline)
+    added = jails.run("add", "--no-try", "tool", "--", "npx", "jailed-tool", env=offline)
     assert added.returncode == 0, added.stderr
     assert b"its build reached" not in added.stdout
     done = jails.run("run", "tool")
@@ -70,11 +80,34 @@ def test_wheels_alone_are_enough_offline(jails: Jails, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (wheels / wheel_name("tiny")).write_bytes(make_wheel("tiny", files=_TINY))
     env = {"SKILLYARD_PACKAGES__OFFLINE": "true", "SKILLYARD_PACKAGES__WHEELS": str(wheels)}
-    added = jails.run("add", "tiny", "--", "uvx", "tiny", "one", env=env)
+    added = jails.run("add", "--no-try", "tiny", "--", "uvx", "tiny", "one", env=env)
     assert added.returncode == 0, added.stderr
     assert b"tiny==1.0" in added.stdout
     assert b"its build" not in added.stdout
     assert json.loads(jails.run("run", "tiny", "--", "two").stdout) == ["one", "two"]
+
+
+def test_a_package_is_started_once_and_what_it_asks_for_is_shown(jails: Jails, tmp_path: Path) -> None:
+    """The client's variables may not be there yet: then it is not tried, and added all the same."""
+    code = "".join("    " + line + "\n" for line in (_ASK + SERVER).splitlines())
+    files = {
+        "tiny/__init__.py": f"def main():\n{code}".encode(),
+        "tiny-1.0.dist-info/entry_points.txt": _TINY["tiny-1.0.dist-info/entry_points.txt"],
+    }
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    tmp_path.chmod(0o755)
+    (wheels / wheel_name("tiny")).write_bytes(make_wheel("tiny", files=files))
+    jails.more = {"SKILLYARD_PACKAGES__OFFLINE": "true", "SKILLYARD_PACKAGES__WHEELS": str(wheels)}
+    said = jails.run("add", "tiny", "--", "uvx", "tiny").stdout.decode()
+    assert "started once, it listed 2 tools: look, write" in said
+    assert "it asked for api.example.com, and was refused; --allow api.example.com gives it" in said
+    assert "it asked for 169.254.169.254, a private address, and was refused" in said
+    done = jails.run("add", "keyed", "--env", "OF_THE_CLIENT", "--", "uvx", "tiny")
+    assert b"it was not tried: env: is not a variable" in done.stdout, done.stderr
+    assert done.returncode == 0
+    assert b"started once" not in jails.run("add", "--no-try", "again", "--", "uvx", "tiny").stdout
+    assert jails.run("list").stdout.count(b"tiny==1.0") == 3
 
 
 def test_credentials_of_a_private_index_stay_at_the_gate(jails: Jails, tmp_path: Path) -> None:
@@ -89,11 +122,11 @@ def test_credentials_of_a_private_index_stay_at_the_gate(jails: Jails, tmp_path:
             "SKILLYARD_NETWORK__HOSTS": '{"index.test": ["127.0.0.1"]}',
             "SKILLYARD_NETWORK__CA_FILE": str(authority.ca_file),
         }
-        missing = jails.run("add", "tiny", "--", "uvx", "tiny")
+        missing = jails.run("add", "--no-try", "tiny", "--", "uvx", "tiny")
         assert b"packages.secret names 'INDEX', which is not stored" in missing.stderr
         words = [*jails.words()[:-1], "secret", "set", "INDEX"]
         subprocess.run(words, input=b"correct-horse", env=jails.env, check=True, timeout=BOUND_S)
-        added = jails.run("add", "tiny", "--", "uvx", "tiny")
+        added = jails.run("add", "--no-try", "tiny", "--", "uvx", "tiny")
         assert added.returncode == 0, added.stderr
     kept = jails.home / "jails" / "packages" / "tiny"
     assert not any(b"correct-horse" in path.read_bytes() for path in kept.rglob("*") if path.is_file())
@@ -171,7 +204,7 @@ def test_what_is_built_from_source_cannot_publish_with_the_login(jails: Jails, t
         }
         words = [*jails.words()[:-1], "secret", "set", "INDEX"]
         subprocess.run(words, input=b"me:correct-horse", env=jails.env, check=True, timeout=BOUND_S)
-        added = jails.run("add", "sourced", "--", "uvx", "sourced")
+        added = jails.run("add", "--no-try", "sourced", "--", "uvx", "sourced")
         assert added.returncode == 0, added.stderr
         assert private.published == []
     told = json.loads(jails.run("run", "sourced").stdout)
@@ -203,7 +236,7 @@ def test_a_registry_beside_the_index_gets_its_credentials(
         }
         words = [*jails.words()[:-1], "secret", "set", "INDEX"]
         subprocess.run(words, input=secret, env=jails.env, check=True, timeout=BOUND_S)
-        added = jails.run("add", "tool", "--", "npx", "jailed-tool")
+        added = jails.run("add", "--no-try", "tool", "--", "npx", "jailed-tool")
     assert added.returncode == 0, added.stderr
     built = next((jails.home / "jails" / "packages" / "tool").rglob("built.json")).read_text()
     assert json.loads(built) == {"token": False, "cache": False, "copied": False}

@@ -142,7 +142,7 @@ def test_a_package_is_fetched_once_and_runs_without_its_registry(jails: Jails, t
     (home / ".npmrc").write_text("//127.0.0.1/:_authToken=npm_OF_THE_OPERATOR\n")
     with registry(home / ".npmrc") as address:
         env = {"HOME": str(home), "npm_config_registry": address}
-        added = jails.run("add", "tool", "--", "npx", "-y", "jailed-tool", "fixed", env=env)
+        added = jails.run("add", "--no-try", "tool", "--", "npx", "-y", "jailed-tool", "fixed", env=env)
         assert added.returncode == 0, added.stderr
     said = added.stdout.decode()
     assert "jailed-tool@1.2.0" in said
@@ -157,7 +157,7 @@ def test_a_package_is_fetched_once_and_runs_without_its_registry(jails: Jails, t
     assert all(not path.stat().st_mode & stat.S_IWOTH for path in tree.rglob("*"))
     [row] = json.loads(jails.run("list", "--json").stdout)
     assert (row["name"], row["package"]) == ("tool", "jailed-tool@1.2.0")
-    taken = jails.run("add", "tool", "--", "npx", "jailed-tool", env=env)
+    taken = jails.run("add", "--no-try", "tool", "--", "npx", "jailed-tool", env=env)
     assert b"is taken" in taken.stderr
     assert jails.run("remove", "tool").returncode == 0
     assert os.listdir(jails.home / "jails" / "packages") == []

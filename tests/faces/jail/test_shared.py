@@ -152,7 +152,7 @@ def test_a_package_that_was_added_is_found_by_its_name(shared: tuple[Jails, Serv
     tmp_path.chmod(0o755)
     (wheels / wheel_name("tiny")).write_bytes(make_wheel("tiny", files=_TINY))
     env = {"SKILLYARD_PACKAGES__OFFLINE": "true", "SKILLYARD_PACKAGES__WHEELS": str(wheels)}
-    added = jails.run("add", "tiny", "--", "uvx", "tiny", "one", env=env)
+    added = jails.run("add", "--no-try", "tiny", "--", "uvx", "tiny", "one", env=env)
     assert added.returncode == 0, added.stderr
     done = jails.run("run", "tiny", "--", "two")
     assert (json.loads(done.stdout), done.stderr) == (["one", "two"], b"")

@@ -14,14 +14,14 @@ import click
 
 from skillyard.domain.errors import InvalidInput, shown
 from skillyard.faces.cli.options import data_dir_option, isolation_option, json_option
-from skillyard.faces.cli.render import calm
+from skillyard.faces.cli.render import calm, calm_line
 from skillyard.values import dataclass
 
 if TYPE_CHECKING:
     from skillyard.config.settings import Settings
     from skillyard.domain.sandbox.spec import Mount
     from skillyard.engine.commands.jail_order import JailOrder
-    from skillyard.faces.cli.jail.packages import Added
+    from skillyard.faces.cli.jail.packages import Added, Installed
     from skillyard.faces.cli.jail.sharing import Wish
 
 _TIMEOUT, _OURS, _SIGNALLED = 124, 125, 128
@@ -133,14 +133,17 @@ def start(
 
 @jail.command("add")
 @grant_options
+@click.option("--try/--no-try", "trying", default=True, help="Start it once, as an MCP server, and list its tools.")
 @data_dir_option
 @click.argument("name")
 @click.argument("command", nargs=-1, required=True)
-def add(name: str, command: tuple[str, ...], profile: str | None, data_dir: Path | None, **grants: Any) -> None:
+def add(
+    name: str, command: tuple[str, ...], profile: str | None, data_dir: Path | None, *, trying: bool, **grants: Any
+) -> None:
     """Fetch the package of COMMAND (npx, uvx or pipx run) once, and keep it as NAME.
 
     It is fetched in a sandbox that reaches the registry alone, where its install scripts run, too. The options are what
-    NAME gets whenever it is run.
+    NAME gets whenever it is run. Then it is started once, jailed so, and the hosts that it asks for are shown.
     """
     import asyncio
 
@@ -153,6 +156,8 @@ def add(name: str, command: tuple[str, ...], profile: str | None, data_dir: Path
     package, store = parse(command), store_of(settings)
     added = asyncio.run(store.add(settings, name, package, kept))
     _tell_added(added)
+    if trying:
+        asyncio.run(_try_added(settings, added.installed))
 
 
 @jail.command("run")
@@ -177,11 +182,17 @@ def run(
     from skillyard.faces.cli.jail.packages import store_of
 
     settings = load_settings(data_dir=data_dir)
-    store = store_of(settings)
-    found = store.find(name)
-    given = Grants(**grants).and_kept(found.grants).under(settings, profile).under(settings, found.grants["profile"])
-    given = replace(given, mounts=(store.mount(found),), package=(name, found.digest))
+    found = store_of(settings).find(name)
+    given = _of_added(settings, Grants(**grants), found, profile)
     sys.exit(perform(settings, given, (*found.start, *found.package.args, *args), isolation, alone=alone))
+
+
+def _of_added(settings: Settings, grants: Grants, found: Installed, profile: str | None = None) -> Grants:
+    """Returns these grants with those of an added package, and its files."""
+    from skillyard.faces.cli.jail.packages import store_of
+
+    given = grants.and_kept(found.grants).under(settings, profile).under(settings, found.grants["profile"])
+    return replace(given, mounts=(store_of(settings).mount(found),), package=(found.name, found.digest))
 
 
 @jail.command("list")
@@ -227,6 +238,26 @@ def _tell_added(added: Added) -> None:
     for name in one.scripts:
         click.echo(f"  an install script ran in the build: {calm(name)}")
     click.echo(f"  it gets {_granted(one.grants)}; start it with: skillyard jail run {one.name}")
+
+
+async def _try_added(settings: Settings, found: Installed) -> None:
+    """Starts a package once with its grants and tells what it asks for. It may be something else than a server."""
+    from skillyard.domain.errors import SkillyardError
+    from skillyard.faces.cli.mcp.wrap.trial import tried
+
+    try:
+        order = await order_of(settings, _of_added(settings, Grants(), found), (*found.start, *found.package.args))
+        trial = (await tried(settings, None, {found.name: order}))[found.name]
+    except SkillyardError as error:  # as a variable that the client alone has
+        click.echo(f"  it was not tried: {calm_line(error.message)}")
+        return
+    tools = ", ".join(trial.tools[:12]) + (", ..." if len(trial.tools) > 12 else "")
+    listed = f"listed no tools: {trial.why}" if trial.why else f"listed {len(trial.tools)} tools: {tools}"
+    click.echo(f"  started once, it {calm_line(listed)}")
+    for host in trial.hosts:
+        click.echo(f"  it asked for {calm_line(host)}, and was refused; --allow {calm_line(host)} gives it")
+    for host in trial.never:
+        click.echo(f"  it asked for {calm_line(host)}, a private address, and was refused")
 
 
 def options_of(grants: Grants) -> list[str]:
