@@ -281,7 +281,10 @@ class _Work:
         await process.kill(reason)
 
     async def _mind_network(self, process: Process) -> None:
-        """Ends the tree when its gate died: for weeks it would reach nothing, and its client would not know why."""
+        """Ends the tree when its gate died.
+
+        It would reach nothing for weeks, and its client would not know why.
+        """
         if (network := self._loan.network) is not None:
             self._lost = f"its way out is lost ({await network.lost()})"
             await process.kill(self._lost)
