@@ -97,12 +97,13 @@ def find_server(
 
 def recorded_url(data_dir: Path) -> ServerUrl | None:
     """The URL that the server of ``data_dir`` wrote down, while its process is alive."""
+    file = data_dir / "server.json"
     try:
-        record = json.loads((data_dir / "server.json").read_bytes())
+        record, owner = json.loads(file.read_bytes()), file.stat().st_uid
         url, pid = ServerUrl.parse(str(record["url"])), int(record["pid"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return url if _alive(pid) else None
+    return url if _alive(pid, owner) else None
 
 
 def checked_token(token: str | None) -> str | None:
@@ -126,11 +127,22 @@ def _reachable(url: ServerUrl) -> ServerUrl:
     return url
 
 
-def _alive(pid: int) -> bool:
+def _alive(pid: int, owner: int) -> bool:
+    """Returns whether a process lives and is of the user ``owner``.
+
+    Somebody else could take the number and the port of a server that was killed, and be given its token.
+    """
+    ours = True
     try:
         os.kill(pid, 0)
     except PermissionError:
-        return True
+        ours = False
     except (OSError, OverflowError):
         return False
-    return pid > 0
+    if pid <= 0:
+        return False
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # there is no /proc, or it hides processes: then only root may signal those of others
+        return ours and os.geteuid() == owner != 0
+    return status.partition("\nUid:")[2].split()[:1] == [str(owner)]

@@ -159,7 +159,6 @@ class _Process:
             self._watch(app)
             self._lifecycle.dead = lambda: {**app.parts.dead, **app.presence.default_away}
             self._lifecycle.older = lambda: app.parts.older
-            self._lifecycle.on_drain = app.waiting.close
             self._lifecycle.draining = lambda: app.drain.on
             app.drain.changed = _tell_of_draining
             self._remark(offer, app.backends)
@@ -168,7 +167,8 @@ class _Process:
             jails = JailListener(self._runtime, principal, self._refusal, self._lifecycle.working)
             self._metrics.gauge("jails", "Jails of commands that run here.", lambda: jails.held)
             async with jails.open():
-                with recorded_server(data_dir, self._url):
+                with recorded_server(data_dir, self._url) as forget:
+                    self._lifecycle.on_drain = partial(_each, forget, app.waiting.close)
                     logger.info("ready", extra={"url": self._url, "data_dir": str(data_dir)})
                     with _on_signal(signal.SIGUSR1, partial(app.drain.set, True)):
                         facts = _readiness(offer, self._settings)
@@ -374,17 +374,30 @@ def _readiness(offer: Offer, settings: Settings) -> dict[str, Any]:
     }
 
 
+def _each(*calls: Callable[[], None]) -> None:
+    for call in calls:
+        call()
+
+
 @contextmanager
-def recorded_server(data_dir: Path, url: str) -> Iterator[None]:
-    """``server.json`` says where the server is and which process, as long as the block lasts."""
+def recorded_server(data_dir: Path, url: str) -> Iterator[Callable[[], None]]:
+    """``server.json`` says where the server is and which process, as long as the block lasts.
+
+    It yields a function that ends this earlier. Before the port is free it has to: others may take that and be given
+    the token.
+    """
     file, record = data_dir / "server.json", {"url": url, "pid": os.getpid()}
-    write_private(file, json.dumps(record) + "\n")
-    try:
-        yield
-    finally:
+
+    def forget() -> None:
         with suppress(OSError, ValueError):
             if json.loads(file.read_text(encoding="utf-8")) == record:
                 file.unlink()
+
+    write_private(file, json.dumps(record) + "\n")
+    try:
+        yield forget
+    finally:
+        forget()
 
 
 async def ensure_owner_token(tokens: TokenStore, file: Path) -> None:

@@ -309,6 +309,22 @@ def test_a_stop_ends_a_run_that_outlasts_the_grace(start: Start, data_dir: Path)
     until(lambda: not processes_of(data_dir))
 
 
+def test_nobody_is_sent_to_a_port_that_is_free_again(start: Start, data_dir: Path) -> None:
+    """Another user of the host could listen there while the server drains, and would be given the token."""
+    server = start(env={"SKILLYARD_SERVER__GRACE_S": "300"})
+    with running_forever(url := server.ready(), data_dir):
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: _is_closed(url))
+        assert server.process.poll() is None
+        assert not (data_dir / "server.json").exists()
+        assert server.stop() == 0, "a second signal hurries it"
+
+
+def _is_closed(url: str) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) != 0
+
+
 def test_the_token_survives_a_restart(start: Start, data_dir: Path) -> None:
     server = start()
     server.ready()

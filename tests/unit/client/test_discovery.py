@@ -125,3 +125,19 @@ def test_a_token_that_cannot_stand_in_a_header_is_refused(token: str) -> None:
 
 def test_a_token_is_not_shown() -> None:
     assert "hidden" not in repr(find_server("http://x", "hidden-token", environ={}))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to start a process of another user")
+@pytest.mark.parametrize("owner", [0, 64321])
+def test_the_number_of_a_dead_server_that_another_user_took_is_no_server(tmp_path: Path, owner: int) -> None:
+    """The port may be theirs too: they would be given the token."""
+    taken = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, user=64322, group=64322, extra_groups=[])
+    own = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, user=owner, group=owner, extra_groups=[])
+    try:
+        for process, known in ((taken, False), (own, True)):
+            record(tmp_path, "http://127.0.0.1:1", process.pid)
+            os.chown(tmp_path / "server.json", owner, owner)
+            assert (recorded_url(tmp_path) is not None) is known
+    finally:
+        for process in (taken, own):
+            process.communicate(timeout=60)
