@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import pytest
+
 from tests.faces.jail.conftest import BOUND_S, Jails
 
 _ASK = """
@@ -122,6 +124,21 @@ def test_the_state_of_jails_is_where_the_variable_of_skillflaw_says(jails: Jails
     assert not (jails.home / "jails").exists()
     for place in (base, base / "0"):
         assert b"which no sandbox may see" in jails.run("--read", str(place), "--", "true").stderr
+
+
+@pytest.mark.parametrize("words", [("--", "true"), ("run", "tool"), ("list",)], ids=" ".join)
+def test_state_that_others_can_change_is_refused(jails: Jails, tmp_path: Path, words: tuple[str, ...]) -> None:
+    """The grants of packages lie there: whoever writes them is given the operator's directories."""
+    base = tmp_path / "anybody"
+    base.mkdir()
+    base.chmod(0o777)
+    package = base / "packages" / "tool"
+    package.mkdir(parents=True)
+    (package / "jail.json").write_text("{}")
+    jails.more = {"SKILLYARD_JAIL__DIR": str(base)}
+    done = jails.run(*words)
+    assert b"jail.dir: must be writable for its user alone" in done.stderr
+    assert sorted(path.name for path in base.iterdir()) == ["packages"]
 
 
 def test_forks_end_at_the_limit(jails: Jails) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import stat
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +27,24 @@ def base(settings: Settings) -> Path:
     return chosen.expanduser().absolute()
 
 
+def own(settings: Settings) -> Path:
+    """Returns the directory of the state of all jails, for use.
+
+    Raises InvalidInput where others can change it: packages' grants and the way back of wrapped entries lie there.
+    """
+    place = base(settings)
+    if settings.jail.dir is not None:  # another one lies in the data directory, which nobody else may enter
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = place.stat()
+        except OSError as error:
+            raise InvalidInput("jail.dir", f"cannot be used: {error.strerror}", shown(str(place))) from None
+        if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            rule = "must be writable for its user alone, and be that user's; look who changed it, and chmod go-w"
+            raise InvalidInput("jail.dir", rule, shown(str(place)))
+    return place
+
+
 @asynccontextmanager
 async def runtime(settings: Settings, isolation: str | None) -> AsyncIterator[Runtime]:
     """Opens a runtime for one jail, on the first data directory that no other jail uses.
@@ -37,7 +57,7 @@ async def runtime(settings: Settings, isolation: str | None) -> AsyncIterator[Ru
     if isolation is not None:
         changes["policy"] = settings.policy.changed(isolation=isolation)
     for number in itertools.count():
-        home = base(settings) / str(number)
+        home = own(settings) / str(number)
         opened = Runtime(settings=settings.model_copy(update={**changes, "data_dir": home}), warm=False)
         try:
             await opened.open()

@@ -172,7 +172,7 @@ class Store:
 
 def store_of(settings: Settings) -> Store:
     """Returns the packages that were added."""
-    return Store(home.base(settings) / "packages")
+    return Store(home.own(settings) / "packages")
 
 
 @dataclass(frozen=True, slots=True)

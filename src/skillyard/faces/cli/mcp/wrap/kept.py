@@ -70,4 +70,4 @@ class Wraps:
 
 def wraps_of(settings: Settings) -> Wraps:
     """Returns the records of wrapped entries."""
-    return Wraps(home.base(settings) / "wrapped")
+    return Wraps(home.own(settings) / "wrapped")
