@@ -103,7 +103,7 @@ def server(
             ResourceFace(callers, skills),
             Approvals(callers, ask=False),
             TaskFace(callers, lambda: cast("Any", told), answer, None, never, lambda: told),
-            Changes(revision, 10),
+            Changes(revision, callers.principal_of, 10, 10),
             ServerFace(callers, bool(settings.servers)),
         )
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -14,6 +16,7 @@ from mcp.client import Client
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CompleteResult,
+    NotificationParams,
     Request,
     RequestParams,
     ResourceTemplateReference,
@@ -22,7 +25,8 @@ from mcp_types import (
 )
 
 from skillyard.config.settings import load_settings
-from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.principal import LOCAL, Principal, Scope
+from skillyard.faces.mcp.changes import Changes
 from skillyard.faces.mcp.skills import blobs_in, tool_name
 from skillyard.faces.news import News
 from skillyard.runtime import Runtime
@@ -260,6 +264,27 @@ async def test_clients_hear_of_changes(tmp_path: Path, skills: Path) -> None:
                 async for _ in changes:
                     break
             await heard.wait()
+        parts.changes.close()
+
+
+async def test_no_principal_keeps_others_from_listening(tmp_path: Path, skills: Path) -> None:
+    """Nor from hearing: a session of whoever has most of them is forgotten first."""
+    async with AsyncExitStack() as stack:
+        runtime = await opened(stack, tmp_path, skills, sessions=3, sessions_each=2)
+        server, parts = face_of(runtime)
+        greedy = await stack.enter_async_context(Client(server))
+        for _ in range(2):
+            await stack.enter_async_context(greedy.listen(tools_list_changed=True))
+        with pytest.raises(MCPError, match="listen as often as they may"):
+            await stack.enter_async_context(greedy.listen(tools_list_changed=True))
+        names = iter(["ann", "bob", "bob", "bob"])
+        changes = Changes(parts.changes._revision, lambda _: replace(LOCAL, name=next(names)), 3, 2)
+        for number in range(4):
+            told: Any = SimpleNamespace(
+                request=SimpleNamespace(headers={"mcp-session-id": f"s{number}"}), session=number
+            )
+            await changes.initialized(told, NotificationParams())
+        assert list(changes._sessions) == ["s0", "s2", "s3"]
         parts.changes.close()
 
 

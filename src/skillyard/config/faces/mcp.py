@@ -86,9 +86,14 @@ class McpSettings(Section):
         " has the scope `admin` and the client can ask. Use `never` with clients that answer for their user.",
     )
     sessions: int = Field(
-        default=1000, ge=1, description="Most sessions of clients that speak a revision before 2026-07-28."
+        default=1000,
+        ge=1,
+        description="Most sessions of clients that speak a revision before 2026-07-28, and most subscriptions of later"
+        " ones.",
     )
-    sessions_each: int = Field(default=250, ge=1, description="Such sessions of one principal.")
+    sessions_each: int = Field(
+        default=250, ge=1, description="Such sessions, and such subscriptions, of one principal."
+    )
     session_idle_s: float = Field(
         default=1800.0, gt=0, description="Time without a request after which such a session ends."
     )

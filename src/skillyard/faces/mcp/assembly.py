@@ -50,7 +50,7 @@ def parts_of(runtime: Runtime, callers: Callers, news: News) -> Parts:
         return await result_of(callers, context, value, runs=True)
 
     skills = SkillFace(settings.mcp, callers, approved)
-    changes = Changes(revision, settings.mcp.sessions)
+    changes = Changes(revision, callers.principal_of, settings.mcp.sessions, settings.mcp.sessions_each)
     news.heard = changes.soon
     return Parts(
         settings.mcp,

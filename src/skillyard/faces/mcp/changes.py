@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -18,36 +18,58 @@ from mcp.server.subscriptions import (
     ResourcesListChanged,
     ToolsListChanged,
 )
-from mcp_types import NotificationParams
+from mcp_types import NotificationParams, SubscriptionsListenRequestParams, SubscriptionsListenResult
 
+from skillyard.domain.principal import Principal
+from skillyard.engine.shares import Budget
 from skillyard.faces.mcp.caller import Context
 
 logger = logging.getLogger("skillyard.mcp")
 
 LISTEN = "subscriptions/listen"
-_MOST_STREAMS = 1000
 _SEND_S = 1.0
 
 
 class Changes:
-    """Compares the catalogue's ``revision`` after each message, and when :meth:`look` is called."""
+    """Compares the catalogue's ``revision`` after each message, and when :meth:`look` is called.
 
-    def __init__(self, revision: Callable[[], Awaitable[str]], sessions: int) -> None:
+    At most ``most`` clients are told, ``each`` of one principal.
+    """
+
+    def __init__(
+        self,
+        revision: Callable[[], Awaitable[str]],
+        principal_of: Callable[[Context], Principal],
+        most: int,
+        each: int,
+    ) -> None:
         self._revision = revision
+        self._principal_of = principal_of
         self._known: str | None = None
-        self._most = sessions
-        self._sessions: OrderedDict[str, ServerSession] = OrderedDict()
+        self._most = most
+        self._sessions: dict[str, tuple[str, ServerSession]] = {}
+        """The sessions of clients of earlier revisions by their ids, with their principals; the oldest first."""
         self._telling: set[asyncio.Task[None]] = set()
         self._bus = InMemorySubscriptionBus()
-        self.listening = ListenHandler(self._bus, max_subscriptions=_MOST_STREAMS)
-        """Serves clients since 2026-07-28, which ask for the news that they want."""
+        busy = "this principal, or all, listen as often as they may (mcp.sessions_each, mcp.sessions)"
+        self._streams = Budget(most, each, busy)
+        self._listening = ListenHandler(self._bus, max_subscriptions=most)
+
+    async def listen(self, context: Context, params: SubscriptionsListenRequestParams) -> SubscriptionsListenResult:
+        """Serves a client since 2026-07-28, which asks for the news that it wants. Raises Busy for one too many."""
+        with self._streams.holding(self._principal_of(context).name):
+            return await self._listening(context, params)
 
     async def initialized(self, context: Context, _params: NotificationParams) -> None:
-        """Keeps the session of a client of an earlier revision, which is told unasked."""
+        """Keeps the session of a client of an earlier revision, which is told unasked.
+
+        Where there are too many, the principal with most of them loses its oldest.
+        """
         key = "" if context.request is None else context.request.headers.get("mcp-session-id", "")
-        self._sessions[key] = context.session
+        self._sessions[key] = self._principal_of(context).name, context.session
         if len(self._sessions) > self._most:
-            self._sessions.popitem(last=False)
+            [(most, _)] = Counter(name for name, _ in self._sessions.values()).most_common(1)
+            del self._sessions[next(key for key, (name, _) in self._sessions.items() if name == most)]
 
     async def __call__(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         """Answers a message, as the SDK's middleware, and looks whether it changed the catalogue."""
@@ -65,7 +87,7 @@ class Changes:
         for event in (ToolsListChanged(), PromptsListChanged(), ResourcesListChanged()):
             await self._bus.publish(event)
         if self._sessions:
-            self._start(self._tell(list(self._sessions.values())))
+            self._start(self._tell([session for _, session in self._sessions.values()]))
 
     async def _tell(self, sessions: list[ServerSession]) -> None:
         """Sends to each session; one that does not read is left behind."""
@@ -91,6 +113,6 @@ class Changes:
 
     def close(self) -> None:
         """Ends the streams of clients that listen, and what is being told."""
-        self.listening.close()
+        self._listening.close()
         for task in self._telling:
             task.cancel()

@@ -168,7 +168,7 @@ def server_of(parts: Parts) -> Server[Any]:
         return EmptyResult()
 
     async def listen(context: Context, params: SubscriptionsListenRequestParams) -> SubscriptionsListenResult:
-        return await parts.tasks.listen(context, params, parts.changes.listening)
+        return await parts.tasks.listen(context, params, parts.changes.listen)
 
     private = CacheHint(ttl_ms=LIST_TTL_MS)
     server: Server[Any] = _Server(
