@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import stat
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from skillyard.config.gateway.places import check_closed
@@ -64,9 +65,20 @@ def _check(found: Sequence[JailDirectory], closed: Iterable[Path]) -> None:
     for each in found:
         option = _option(each)
         _check_place(option, each)
-        check_closed(option, Path(each.path), [Path.home().resolve()], within=False)
+        check_closed(option, Path(each.path), _homes(), within=False)
         check_closed(option, Path(each.path), closed)
     _check_apart(found)
+
+
+def _homes() -> list[Path]:
+    """Returns the home directory that the environment names and that of the system.
+
+    A client may set the first.
+    """
+    found = [Path.home().resolve()]
+    with suppress(KeyError):  # a user without an entry
+        found.append(Path(pwd.getpwuid(os.getuid()).pw_dir))
+    return found
 
 
 def _option(each: JailDirectory) -> str:
