@@ -7,6 +7,7 @@ import os
 
 from .channel import Channel, Exchange
 from .programs import CHUNK, Refused
+from .supervisor import close_others
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from .loop import Loop
+    from .start import Place
 else:
     import _signal as signal
     import _socket as socket
@@ -166,8 +168,8 @@ class Workers:
     MOST_ENDING = 96
     """Further workers whose exchange is over, and whose end the kernel has not told yet."""
 
-    def __init__(self, loop: Loop, user: tuple[int, int] | None) -> None:
-        self._loop, self._user = loop, user
+    def __init__(self, loop: Loop, place: Place) -> None:
+        self._loop, self._place = loop, place
         self._pids: set[int] = set()
         self._open = 0
 
@@ -183,7 +185,7 @@ class Workers:
             theirs.close()
             raise Refused("busy", f"no process can be started: {error.strerror}") from None
         if pid == 0:
-            _work(theirs.fileno(), self._user)
+            _work(theirs.fileno(), self._place)
         theirs.close()
         self._pids.add(pid)
         self._open += 1
@@ -227,7 +229,7 @@ class _Worker(Relay):
             self._when_over()
 
 
-def _work(fd: int, user: tuple[int, int] | None) -> NoReturn:
+def _work(fd: int, place: Place) -> NoReturn:
     """Serves files in this child of the agent until its socket ends."""
     try:
         from ..files.serving import Port, serve
@@ -235,8 +237,8 @@ def _work(fd: int, user: tuple[int, int] | None) -> NoReturn:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.dup2(fd, 0)
-        os.closerange(1, 1 << 20)
-        if user is not None:
+        close_others({0, *place.kept})
+        if (user := place.user) is not None:
             os.setgroups([])
             os.setgid(user[1])
             os.setuid(user[0])

@@ -48,7 +48,7 @@ class Agent:
         self._instance = os.urandom(16).hex()
         self._place = Place(settings, bundle, raise_files(), fork)
         self._programs = Programs(self.loop, self._place, self._sweep)
-        self._workers = Workers(self.loop, self._place.user)
+        self._workers = Workers(self.loop, self._place)
         self._ways_out = WaysOut(self.loop)
         self._channels: list[Channel] = []
         self._ends: list[Exchange] = []

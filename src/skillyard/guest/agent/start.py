@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _MOST_COPIED = 1 << 20
 _MOST_CLEAR = 64 * 1024
+_MEMORY = "/proc/self/fd/"
 
 
 class Place:
@@ -36,6 +37,10 @@ class Place:
         self.env: dict[str, str] = dict(settings.get("env") or {})
         self.python: str = settings["python"]
         self.bundle = bundle
+        self.kept: tuple[int, ...] = ()
+        """The descriptor of a guest that lies in memory (``/proc/self/fd/N``)."""
+        if bundle.startswith(_MEMORY):
+            self.kept = (int(bundle.removeprefix(_MEMORY)),)
         self.user: tuple[int, int] | None = tuple(settings["user"]) if settings.get("user") else None
         self.single = bool(settings.get("single"))
         self.spool: str = settings["spool"]
@@ -146,7 +151,7 @@ def _guest(
         *(f"fd:{fd}" for fd in kept[:2]),
         *map(str, kept[2:]),
     )
-    return _exec(place, argv, order, stdio, kept)
+    return _exec(place, argv, order, stdio, (*kept, *place.kept))
 
 
 def _clear(place: Place, stdio: tuple[int, int, int], kept: tuple[int, ...], spared: frozenset[int]) -> NoReturn:
@@ -155,7 +160,7 @@ def _clear(place: Place, stdio: tuple[int, int, int], kept: tuple[int, ...], spa
 
     status = 1  # no foreign code is ever in this process
     try:
-        settle("/", stdio, kept, place.user, place.files)
+        settle("/", stdio, (*kept, *place.kept), place.user, place.files)
         request, channel = kept
         workspace = jsontext.decode(os.read(request, _MOST_CLEAR)).get("workspace", WORKSPACE)
         said = jsontext.encode({"left": clear(workspace, spared)})
@@ -182,9 +187,9 @@ def _command(place: Place, order: Mapping[str, Any], stdio: tuple[int, int, int]
 
     status = 1
     try:
-        settle(order.get("cwd") or place.cwd, stdio, kept, place.user, place.files)
+        settle(order.get("cwd") or place.cwd, stdio, (*kept, *place.kept), place.user, place.files)
         request, channel = kept
-        for fd in kept:
+        for fd in (*kept, *place.kept):
             os.set_inheritable(fd, False)
         os.environ.update({**place.env, **order.get("env", {})})
         open_stdio()

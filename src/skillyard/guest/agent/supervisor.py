@@ -40,7 +40,7 @@ def supervise(program: Callable[[], NoReturn], leash: int, report: int, *, singl
     leader = os.fork()
     if leader == 0:
         program()
-    _close_others({leash, report, wake, waker})
+    close_others({leash, report, wake, waker})
     poll = select.poll()
     poll.register(leash, select.POLLIN)
     poll.register(wake, select.POLLIN)
@@ -115,7 +115,7 @@ def settle(
     high = [os.dup(fd) for fd in stdio]
     for number, fd in enumerate(high):
         os.dup2(fd, number)
-    _close_others({0, 1, 2, *kept})
+    close_others({0, 1, 2, *kept})
     for fd in kept:
         os.set_inheritable(fd, True)
     resource.setrlimit(resource.RLIMIT_NOFILE, files)
@@ -128,7 +128,7 @@ def settle(
     os.chdir(cwd)
 
 
-def _close_others(kept: set[int]) -> None:
+def close_others(kept: set[int]) -> None:
     low = 0
     for fd in sorted(kept):
         if low < fd:  # of an empty range at 0 Python makes one of everything

@@ -60,7 +60,7 @@ def checked(told: Mapping[str, Any]) -> Mapping[str, Any]:
             "python": [int(), int()], "memory_mb": int(), "processors": int(), "spaces": dict(),
             "stage": str(), "compiled": str(), "guests": [*_], "content": [*_],
         }:  # fmt: skip
-            if missing or not root:
+            if missing or not (root or "filtered" in told):
                 lack = ", ".join(map(str, missing))[:100] or "root for our commands"
                 raise SandboxFault(f"the template lacks {lack}; {MEND}")
             return told

@@ -15,8 +15,9 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from skillyard.sandbox.agent_channel import HELLO_S, Opener
 from skillyard.sandbox.agent_client import AgentProcess, AgentSandbox, plugged
 from skillyard.sandbox.agent_link import Reach
 from skillyard.sandbox.content import ContentCache
-from skillyard.sandbox.e2b import stage
+from skillyard.sandbox.e2b import alone, stage
 from skillyard.sandbox.e2b.account import MEND, checked, fit, groups_of, told_by
 from skillyard.sandbox.e2b.channel import CommandChannel
 from skillyard.sandbox.e2b.lifetime import Lifetime, span
@@ -157,7 +158,7 @@ class E2bBackend:
         if not probe.ready:
             raise SandboxFault(f"no machine can be had: {probe.facts.get('why', '')}")
         Demand(spec.kernel_only, spec.allow_degraded).check(probe.protections)
-        spec.refuse_names(self.name, "image")
+        spec.refuse_names(self.name, "image", *({"terminals"} & probe.abilities.keys()))
         if spec.egress is not None:
             probe.demand("egress")
         template = self._template(spec)
@@ -234,6 +235,14 @@ class E2bBackend:
         Raises SandboxFault.
         """
         known = self._machines.get(template)
+        if known is None and not await alone.has_root(self._provider, machine):
+            known = self._machines[template] = await alone.account(self._provider, machine)
+        if known is not None and not known["root"]:
+            fit(spec, template, known)
+            alone.refuse(spec, template)
+            channel = await alone.begun(self._provider, machine, spec, key, known, self._ends(machine))
+            channel.opens_with(partial(_begins, channel))
+            return channel
         source = f"{stage.ROOT}/stage-{hashlib.sha256(stage_source()).hexdigest()[:16]}.py"
         if known is None:
             await self._upload(machine, source, stage_source())
@@ -329,7 +338,7 @@ class E2bBackend:
         handle = str(machine.sandbox_id)
         if not _HANDLE.fullmatch(handle):
             raise SandboxFault(f"the provider names a machine {shown(handle)}, which cannot be")
-        reach = Reach(self._opener(machine, channel), key, first_s=HELLO_S if channel is None else _BOUND_S)
+        reach = Reach(self._opener(machine, channel, key), key, first_s=HELLO_S if channel is None else _BOUND_S)
         sandbox = E2bSandbox(reach, handle, enforced, timeout_ms=timeout_ms, lease_s=lease_s, gate=self._gate)
         sandbox.lifetime = Lifetime(self._provider, handle, ttl_s, self._settings.max_ttl_s, ttl_s)
         sandbox.began = began
@@ -340,8 +349,10 @@ class E2bBackend:
             raise
         return self._open.setdefault(handle, sandbox)
 
-    def _opener(self, machine: AsyncSandbox, first: CommandChannel | None) -> Opener:
+    def _opener(self, machine: AsyncSandbox, first: CommandChannel | None, key: bytes) -> Opener:
         opened = [] if first is None else [first]
+        ways: list[Callable[[], Awaitable[CommandChannel]]] = []
+        ends = self._ends(machine)
 
         async def open_channel() -> tuple[CommandChannel, CommandChannel]:
             if opened:
@@ -349,7 +360,12 @@ class E2bBackend:
                 return channel, channel
             while True:
                 try:
-                    channel = await CommandChannel.open(self._provider, machine, _CHANNEL, self._ends(machine))
+                    if not ways:
+                        by_root = await alone.has_root(self._provider, machine)
+                        here = self._provider, machine
+                        command = partial(CommandChannel.open, *here, _CHANNEL, ends)
+                        ways.append(command if by_root else partial(alone.joined, *here, key, ends))
+                    channel = await ways[0]()
                 except BackendAway:
                     # A provider that was unreachable for a moment is there again. The channel bounds the wait.
                     await asyncio.sleep(_AGAIN_S)
@@ -444,6 +460,10 @@ class E2bBackend:
 
     def _key_of(self, nonce: str) -> bytes:
         return hmac.digest(secret_of(self._state), f"agent {nonce}".encode(), "sha256")
+
+
+async def _begins(channel: CommandChannel) -> None:
+    await groups_of(channel)
 
 
 def _owner(machine: Machine) -> Owner:

@@ -52,11 +52,18 @@ class CommandChannel:
 
     @classmethod
     async def open(
-        cls, provider: Provider, machine: AsyncSandbox, command: str, is_over: Callable[[], bool] = bool
+        cls,
+        provider: Provider,
+        machine: AsyncSandbox,
+        command: str,
+        is_over: Callable[[], bool] = bool,
+        *,
+        user: str | None = ROOT,
+        envs: dict[str, str] | None = None,
     ) -> CommandChannel:
-        """Starts ``command`` as root. Raises SandboxGone, BackendAway, SandboxFault.
+        """Starts ``command``. Raises SandboxGone, BackendAway, SandboxFault.
 
-        ``is_over`` tells whether the machine ends, and the command with it.
+        ``is_over`` tells whether the machine ends, and the command with it. Without a ``user`` it is the machine's own.
         """
         channel = cls(provider, is_over)
         with provider.told():
@@ -66,7 +73,8 @@ class CommandChannel:
                 stdin=True,
                 timeout=0,
                 retain_output=False,
-                user=ROOT,
+                user=user,
+                envs=envs,
                 cwd="/",
                 on_stdout=channel._take,
             )

@@ -86,7 +86,7 @@ def judge(
     """Returns the probe, from what :data:`LOOK` told of a container made for ``spec``."""
     here = seen["boot"] == _boot()
     level = Level.KERNEL if here else Level.PROVIDER
-    walls = {name: _held(held, name, level) for name, held in walls_of(seen, _spaces()).items()}
+    walls = {name: _held(held, name, level) for name, held in walls_of(seen, spaces_of_host()).items()}
     walls["landlock"] = Protection(Level.MISSING, why="engines do not offer it", mend=_MENDS["landlock"])
     walls["own_uid"] = Protection(Level.MISSING, why="containers share one user id", mend=_MENDS["own_uid"])
     told = dict(facts) | {"guest_kernel": str(seen["release"]), "python": ".".join(map(str, seen["python"]))}
@@ -222,7 +222,7 @@ def _share(text: str) -> float:
     return quota / period if period > 0 else 0.0
 
 
-def _spaces() -> dict[str, str]:
+def spaces_of_host() -> dict[str, str]:
     return {space: str(Path(f"/proc/self/ns/{space}").readlink()) for space in _SPACES.values()}
 
 

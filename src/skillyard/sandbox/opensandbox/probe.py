@@ -7,7 +7,7 @@ from typing import Any
 
 from skillyard.domain.sandbox.guarantees import LIMITS, WALLS, Level, Probe, Protection
 from skillyard.sandbox.oci.probe import LOOK as _ROUND
-from skillyard.sandbox.oci.probe import walls_of
+from skillyard.sandbox.oci.probe import spaces_of_host, walls_of
 
 NAME = "opensandbox"
 WITHOUT = frozenset({"user_namespace", "landlock", "disk"})
@@ -88,7 +88,9 @@ def judge(
     ``wanted`` are the bounds that were asked for, as the kernel writes them. All is the server's word.
     """
     open_ = sorted(name for name, why in seen["ways"].items() if not why)
-    held = walls_of({**seen, "interfaces": ["lo"]}, _outer()) | {"seccomp": "Seccomp:\t2" in str(seen["status"])}
+    held = walls_of({**seen, "interfaces": ["lo"]}, spaces_of_host()) | {
+        "seccomp": "Seccomp:\t2" in str(seen["status"])
+    }
     walls = {name: _wall(name, held.get(name, False)) for name in WALLS}
     walls["own_uid"] = Protection(Level.PROVIDER, by="programs of each sandbox have a user id of their own, by chance")
     if open_:
@@ -143,9 +145,3 @@ def _limits(seen: Mapping[str, Any], wanted: Mapping[str, str]) -> dict[str, Pro
     for name in ("timeout", "output"):
         found[name] = Protection(Level.PROVIDER, by="the agent watches and kills")
     return found
-
-
-def _outer() -> dict[str, str]:
-    from skillyard.sandbox.oci.probe import _spaces
-
-    return _spaces()
