@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -49,7 +50,7 @@ def write(path: str, chunks: Iterable[bytes], mode: int = 0o644) -> int:
         os.makedirs(directory, exist_ok=True)
     part = os.path.join(directory, f".partial-{os.urandom(8).hex()}")
     try:
-        size = _receive(part, chunks, mode)
+        size = _receive(directory or ".", part, chunks, mode)
         if os.path.isdir(path) and not os.path.islink(path):
             raise NotRegular("it is a directory")
         os.replace(part, path)
@@ -60,10 +61,14 @@ def write(path: str, chunks: Iterable[bytes], mode: int = 0o644) -> int:
     return size
 
 
-def _receive(part: str, chunks: Iterable[bytes], mode: int) -> int:
+def _receive(directory: str, part: str, chunks: Iterable[bytes], mode: int) -> int:
+    """Makes the file ``part``, which gets its name when it is complete.
+
+    So a writer that is killed leaves nothing. Where a file system knows no nameless files, it has its name at once.
+    """
     usual = os.umask(0)
     try:
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        fd, named = _opened(directory, part, mode)
     finally:
         os.umask(usual)
     size = 0
@@ -71,9 +76,34 @@ def _receive(part: str, chunks: Iterable[bytes], mode: int) -> int:
         for data in chunks:
             size += len(data)
             write_all(fd, data)
+        if not named:
+            _name(fd, part)
     finally:
         os.close(fd)
     return size
+
+
+def _opened(directory: str, part: str, mode: int) -> tuple[int, bool]:
+    """Returns the descriptor of a new file, and whether it has its name."""
+    try:
+        fd = os.open(directory, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
+            raise
+    else:
+        if os.path.exists(f"/proc/self/fd/{fd}"):
+            return fd, False
+        os.close(fd)
+    return os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode), True
+
+
+def _name(fd: int, part: str) -> None:
+    """Gives a nameless file its name (open(2), O_TMPFILE). With a descriptor Python follows the link to the file."""
+    top = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    try:
+        os.link(f"/proc/self/fd/{fd}", part, src_dir_fd=top)
+    finally:
+        os.close(top)
 
 
 def entries(path: str, limit: int = MAX_ENTRIES) -> Iterator[bytes]:
