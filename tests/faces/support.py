@@ -139,7 +139,9 @@ class Serving:
 
 
 @asynccontextmanager
-async def serving(limits: HttpLimits | None = None, grace_s: float = 5.0) -> AsyncIterator[Serving]:
+async def serving(
+    limits: HttpLimits | None = None, grace_s: float = 5.0, origins: tuple[str, ...] = ()
+) -> AsyncIterator[Serving]:
     """A real uvicorn on a port of its own, with the fakes behind the real faces."""
     engine, blobs, lifecycle, metrics, stop = Engine(), Blobs(), Lifecycle(), Metrics(METHODS), StopRequest()
     app = create_app(
@@ -151,6 +153,7 @@ async def serving(limits: HttpLimits | None = None, grace_s: float = 5.0) -> Asy
         meter=metrics,
         lifecycle=lifecycle,
         limits=limits,
+        origins=origins,
     )
     sock, server, ready = listen("127.0.0.1", 0), HttpServer(app), asyncio.Event()
     port = sock.getsockname()[1]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import httpx2
 import pytest
 
+from skillyard.config.settings import load_settings
+from skillyard.domain.errors import InvalidInput
 from skillyard.faces.http.guard import Hosts, is_loopback
 from skillyard.faces.http.server import MAX_CONNECTIONS
-from tests.faces.support import Hanging, Serving, call, head, post, serving, within
+from tests.faces.support import AUTH, JSON, Hanging, Serving, call, head, post, serving, within
 from tests.faces.test_connections import Wire
 
 
@@ -80,3 +83,44 @@ async def _close(*wires: Wire) -> None:
 
 async def _wire(server: Serving) -> Wire:
     return Wire(*await within(asyncio.open_connection("127.0.0.1", server.port)))
+
+
+PAGE = "https://app.example"
+
+
+@pytest.mark.anyio
+async def test_pages_that_the_operator_named_may_call_and_see_answers() -> None:
+    """Others may neither, and nobody's page sees what a service answers. No cookie is a credential."""
+    async with serving(origins=(PAGE,)) as server, httpx2.AsyncClient(base_url=server.url, trust_env=False) as http:
+
+        async def asked(origin: str, method: str, path: str, **headers: str) -> tuple[int, str | None]:
+            body = call("list_skills") if method == "POST" else None
+            answer = await http.request(method, path, headers={"origin": origin, **headers}, content=body)
+            assert "access-control-allow-credentials" not in answer.headers
+            return answer.status_code, answer.headers.get("access-control-allow-origin")
+
+        before = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+        server.engine.handlers["list_skills"] = _nothing
+        assert await asked(PAGE, "OPTIONS", "/rpc", **before) == (200, PAGE)
+        assert await asked(PAGE, "POST", "/rpc", **AUTH, **JSON) == (200, PAGE)
+        assert await asked(PAGE, "POST", "/rpc", **JSON) == (401, PAGE)
+        for origin in ("https://evil.example", "null", PAGE.upper(), f"{PAGE}.evil", "http://app.example"):
+            assert (await asked(origin, "OPTIONS", "/rpc", **before))[1] is None
+            status, seen = await asked(origin, "POST", "/rpc", **AUTH, **JSON)
+            assert (status, seen) in [(403, None), (200, None)], origin
+            assert status == 403 or origin == PAGE.upper(), "names of hosts have no case"
+        assert (await asked(PAGE, "OPTIONS", "/services/a/80/", **before))[1] is None
+        assert (await asked(PAGE, "GET", "/services/a/80/", **AUTH))[1] is None
+
+
+async def _nothing(*_: object) -> dict[str, object]:
+    return {"skills": [], "next_cursor": None, "revision": "1"}
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "null", "https://app.example/", "HTTPS://app.example", "app.example", "https://a b", "https://*"]
+)
+def test_origins_that_are_none_are_refused(origin: str) -> None:
+    with pytest.raises(InvalidInput, match=r"server.allowed_origins: must be origins"):
+        load_settings(server={"allowed_origins": [origin]})
+    assert load_settings(server={"allowed_origins": [PAGE]}).server.allowed_origins == (PAGE,)

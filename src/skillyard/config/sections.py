@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
@@ -29,6 +30,17 @@ from skillyard.config.services import ServiceSettings
 from skillyard.config.sessions import SessionSettings
 from skillyard.config.srt import SrtSettings
 from skillyard.config.storage import BlobSettings, OutputSettings, RecordSettings, SchemaSettings, SkillsSettings
+from skillyard.domain.errors import InvalidInput, shown
+
+_ORIGIN = re.compile(r"https?://(?:[a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::[1-9][0-9]{0,4})?")
+
+
+def _origins(value: tuple[str, ...]) -> tuple[str, ...]:
+    for each in value:
+        if not _ORIGIN.fullmatch(each):
+            rule = "must be origins of web pages in lower case, such as 'https://app.example.com', without a path"
+            raise InvalidInput("server.allowed_origins", rule, shown(each))
+    return value
 
 
 class ServerSettings(Section):
@@ -48,6 +60,11 @@ class ServerSettings(Section):
     )
     allowed_hosts: tuple[str, ...] = Field(
         default=(), description="Further names that requests may address the server by, such as a proxy's."
+    )
+    allowed_origins: Annotated[tuple[str, ...], AfterValidator(_origins)] = Field(
+        default=(),
+        description="Web pages that may call, by origin such as `https://app.example.com`: clients in browsers, and "
+        "pages of a proxy with TLS. Each call needs its token all the same.",
     )
     open_metrics: bool = Field(
         default=False, description="Whether `/metrics` is shown without a token. Set it in a closed network."

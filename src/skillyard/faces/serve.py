@@ -273,6 +273,7 @@ def application(
         described={} if mcp is None else {"/mcp": lambda scope: resource_of(scope, f"{METADATA}/mcp")},
         services=services,
         beside=e2b,
+        origins=server.allowed_origins,
     )
 
 

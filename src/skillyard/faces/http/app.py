@@ -7,6 +7,7 @@ from dataclasses import field
 from types import MappingProxyType
 from typing import Protocol
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -111,13 +112,14 @@ def create_app(
     open_routes: Sequence[Route] = (),
     described: Mapping[str, Callable[[Scope], str]] = MappingProxyType({}),
     beside: Beside | None = None,
+    origins: Sequence[str] = (),
 ) -> ASGIApp:
     """Serves once ``lifecycle`` is ready. ``more_routes`` are other faces, behind the same guard and auth.
 
     ``open_routes`` need no token, ``described`` is that of :class:`Authentication`.
 
     ``services`` opens the ports of services, by path and by name. ``beside`` puts a face with guards of its own before
-    all others.
+    all others. Pages of ``origins`` may call, and see answers.
     """
     limits = limits or HttpLimits()
     probes = Probes(lifecycle, meter.render, open_metrics)
@@ -143,11 +145,43 @@ def create_app(
         default=_nothing_here,
     )
     authenticated = Authentication(router, lifecycle, authenticator, open_paths, described)
-    own: ASGIApp = Edge(Guard(authenticated, hosts), meter.response)
+    own: ASGIApp = Edge(Guard(authenticated, hosts, origins), meter.response)
+    if origins:
+        own = Pages(own, origins)
     if services is not None and services.settings.domain:
         ports = Edge(HostEndpoint(services, lifecycle), meter.service, foreign=True)
         own = ByHostName(own, ports, services.settings.domain)
     return own if beside is None else beside(own, meter.response)
+
+
+class Pages:
+    """ASGI middleware: lets pages of other origins see answers (CORS).
+
+    Answers of services are foreign and not shown. Cookies are not credentials: a page sends the token itself.
+    """
+
+    _SERVICES = "/services/"
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
+        self._app = app
+        self._open = CORSMiddleware(
+            app,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
+            allow_headers=_SENT,
+            expose_headers=["mcp-session-id", "retry-after", "www-authenticate"],
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app if scope.get("path", "").startswith(self._SERVICES) else self._open
+        await app(scope, receive, send)
+
+
+_SENT = [
+    "authorization", "content-type", "last-event-id", "mcp-method", "mcp-name",
+    "mcp-protocol-version", "mcp-session-id", "range",
+]  # fmt: skip
+"""Header fields that clients in browsers send."""
 
 
 class Endpoint:

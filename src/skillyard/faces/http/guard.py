@@ -1,7 +1,7 @@
 """Checks each request before its body is read: Host, Origin, framing, and the bearer token (RFC 6750).
 
 DNS rebinding makes a browser call us under an attacker's name, so a name in ``Host`` must be ours; an address
-cannot be rebound and is taken as it is. No cross-origin answer is ever given: there are no CORS headers.
+cannot be rebound and is taken as it is. Answers across origins are given to pages that the operator named alone.
 """
 
 from __future__ import annotations
@@ -45,11 +45,15 @@ class Hosts:
 
 
 class Guard:
-    """ASGI middleware. Raises Misdirected, Forbidden, BadRequest, HeadTooLarge and VersionNotSupported."""
+    """ASGI middleware. Raises Misdirected, Forbidden, BadRequest, HeadTooLarge and VersionNotSupported.
 
-    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
+    Pages of ``origins`` may call beside the server's own.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Hosts, origins: Iterable[str] = ()) -> None:
         self._app = app
         self._hosts = hosts
+        self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._check(scope)
@@ -59,8 +63,8 @@ class Guard:
         host, origins = check_head(scope)
         if not is_named(host, self._hosts):
             raise Misdirected("Host: is none of this server's names; see the setting allowed_hosts")
-        if any(origin != f"{scope['scheme']}://{host}" for origin in origins):
-            raise Forbidden("Origin: other sites may not call this server")
+        if any(origin != f"{scope['scheme']}://{host}" and origin not in self._origins for origin in origins):
+            raise Forbidden("Origin: other sites may not call this server; see the setting allowed_origins")
 
 
 def is_named(host: str, hosts: Hosts) -> bool:
