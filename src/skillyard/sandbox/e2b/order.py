@@ -23,8 +23,8 @@ LEASE_S = 60.0
 """How long programs that belong to a server outlive it; longer than on a host, as the way to a provider is longer."""
 ARCHIVE = f"{stage.ROOT}/content.tar"
 _STACK = 8 << 20
-SPARE = 3
-"""Processes of ours: bubblewrap's, the agent, and a program that makes others or a worker for files."""
+SPARE = 2
+"""Processes of ours: the agent, and a program that makes others or a worker for files."""
 
 
 def order(spec: SandboxSpec, key: str, guest: str, processors: int) -> dict[str, Any]:

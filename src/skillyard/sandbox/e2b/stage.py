@@ -1,9 +1,9 @@
 """The stage: it runs as root in the machine and starts the agent behind walls.
 
-The machine belongs to the provider, and to one sandbox. In it bubblewrap makes a root of programs, libraries, content
-and empty places, with namespaces of its own and without a network. The agent is process 1 there, as a user without
-privileges; its socket and the ends of its channels are outside, where foreign code reaches neither. This file is sent
-as it is, so it imports the standard library only::
+The machine belongs to the provider, and to one sandbox. In it a child of the stage leaves for namespaces of its own and
+a root of programs, libraries, content and empty places, without a network, and turns into the agent: process 1 there,
+as a user without privileges. Its socket and the ends of its channels are outside, where foreign code reaches neither.
+This file is sent as it is, so it imports the standard library and the agent's own modules only::
 
     python3 -I -S stage.py look          tell what the machine has, as one JSON object; fail where a tool is missing
     python3 -I -S stage.py start GUEST   make the sandbox that standard input describes and tell so in one line; then
@@ -21,7 +21,6 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable, Iterator
     from typing import Any
 else:
     import _socket as socket
@@ -35,16 +34,17 @@ AGENT = f"{ROOT}/guest.pyz"
 """The guest of the agent that runs, whatever this file is later."""
 PLACES = {"workspace": "/workspace", "tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108 - of the sandbox
 GUEST = "/run/guest.pyz"
-TOOLS = ("bwrap", "setpriv", "mount")
+TOP = f"{ROOT}/root"
+TOOLS = ("bash",)
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 _HEAD = 8
 _ETC = ("ssl", "ca-certificates", "alternatives", "ld.so.cache", "localtime", "mime.types")
 _SWITCH = "passwd: files\ngroup: files\nhosts: files\n"
 """Names of hosts are asked of nobody: a name that is not there is unknown at once (nsswitch.conf(5))."""
-_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
 _DEBIAN = "/usr/lib/python3/dist-packages"
 _GROUPS = "/sys/fs/cgroup"
 _MIB = 1 << 20
+_NOSUID, _NODEV = 1 << 1, 1 << 2
 _FILES_PER_MB = 1024
 
 
@@ -233,10 +233,8 @@ def _make_places(order: dict[str, Any]) -> None:
     places, etc = f"{ROOT}/places", f"{ROOT}/etc"
     for directory in (places, etc):
         os.makedirs(directory, 0o755, exist_ok=True)
-    options = f"size={size}m,nr_inodes={max(4096, size * _FILES_PER_MB)},mode=0755,nosuid,nodev"
-    mount = os.posix_spawnp("mount", ["mount", "-t", "tmpfs", "-o", options, "tmpfs", places], _ENVIRONMENT)
-    if status := os.waitpid(mount, 0)[1]:
-        raise OSError(f"mount ended with status {os.waitstatus_to_exitcode(status)}")
+    options = f"size={size}m,nr_inodes={max(4096, size * _FILES_PER_MB)},mode=0755"
+    inside(AGENT, "space").mount("tmpfs", places, "tmpfs", _NOSUID | _NODEV, options)
     for name in PLACES:
         os.mkdir(f"{places}/{name}", 0o700)
         os.chown(f"{places}/{name}", uid, uid)
@@ -253,124 +251,111 @@ def _make_places(order: dict[str, Any]) -> None:
 
 
 def _launch(order: dict[str, Any], groups: dict[str, str]) -> int:
-    """Starts the agent as process 1 of its sandbox; returns its process id in the machine."""
-    machine = os.uname().machine
-    told, info = os.pipe()
-    settings = order["agent"] | {"filters": order["filters"][machine]}
+    """Starts the agent as process 1 of its sandbox; returns its process id in the machine. Raises ValueError."""
+    settings = inside(AGENT, "jsontext").encode(order["agent"] | {"filters": order["filters"][os.uname().machine]})
+    told, telling = os.pipe()
+    # It is made out here: a socket is listed in the network that it was made in.
     listener = socket.socket(socket.AF_UNIX)
     usual = os.umask(0o177)
     listener.bind(SOCKET)
     os.umask(usual)
     listener.listen(16)
-    with open(f"{ROOT}/settings", "w+b") as said, open(f"{ROOT}/log", "wb") as log, os.fdopen(told, "rb") as telling:
-        os.unlink(f"{ROOT}/settings")
-        said.write(inside(AGENT, "jsontext").encode(settings) + b"\n")
-        said.seek(0)
-        agent = [sys.executable, "-I", "-S", "-c", order["start"], GUEST, "agent", "listen", f"fd:{listener.fileno()}"]
-        words = [*_words(order, groups, info), "--", *_become(order["uid"]), *agent]
-        given = {0: said.fileno(), 1: os.open(os.devnull, os.O_WRONLY), 2: log.fileno()}
-        _apart(words, sorted(set(groups.values())), given, (listener.fileno(), info))
-        os.close(info)
-        listener.close()
-        text = telling.read()
-    try:
-        return int(inside(AGENT, "jsontext").decode(text)["child-pid"])
-    except ValueError:
-        raise ValueError(f"bubblewrap failed: {_text(f'{ROOT}/log')[:300]}") from None
-
-
-def _apart(words: list[str], groups: Iterable[str], given: dict[int, int], kept: tuple[int, ...]) -> None:
-    """Starts a command in control groups and a session of its own, as an orphan."""
     if child := os.fork():
+        os.close(telling)
+        listener.close()
         os.waitpid(child, 0)
-        return
+        with os.fdopen(told, "rb") as source:
+            said, _, why = source.read().decode("utf-8", "replace").partition("\n")
+        if why or not said:
+            raise ValueError(f"its place could not be made: {why.strip()[:300]}")
+        return int(said)
     try:
         os.setsid()
-        if os.fork() == 0:
-            for group in groups:
-                _write(f"{group}/cgroup.procs", 0)
-            for number, opened in given.items():
-                os.dup2(opened, number)
-            for opened in kept:
-                os.set_inheritable(opened, True)
-            os.execvpe(words[0], words, _ENVIRONMENT)
+        for group in sorted(set(groups.values())):
+            _write(f"{group}/cgroup.procs", 0)
+        os.makedirs(TOP)
+        inside(AGENT, "space").leave(order["host"])
+        if pid := os.fork():  # an orphan: it has the machine's first process as its parent
+            os.write(telling, b"%d\n" % pid)
+        else:
+            _become_agent(order, groups, settings, listener, telling)
+    except (OSError, ValueError) as error:
+        os.write(telling, f"\n{type(error).__name__}: {error}".encode("utf-8", "replace"))
     finally:
         os._exit(0)
 
 
-def _words(order: dict[str, Any], groups: dict[str, str], info: int) -> Iterator[str]:
-    """Yields the command line of bubblewrap up to the program."""
-    yield from ("bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
-    yield from ("--hostname", order["host"], "--as-pid-1", "--clearenv", "--cap-drop", "ALL")
-    for name in _CAPABILITIES:
-        yield from ("--cap-add", name)
-    yield from _system(order)
-    yield from _packages(order["packages"])
-    for source, target, *aliases in order["mounts"]:
-        yield from _bind(_content(source), target)
-        for alias in aliases:
-            yield from (*_parents(alias), "--symlink", target, alias)
-    yield from _bind(order["guest"], GUEST)
-    for group in sorted(set(groups.values())):
-        yield from _bind(group, os.path.dirname(group))
-    for name, target in PLACES.items():
-        yield from ("--bind", f"{ROOT}/places/{name}", target)
-    yield from ("--tmpfs", "/dev/pts", "--remount-ro", "/dev/pts", "--remount-ro", "/dev", "--remount-ro", "/")
-    yield from ("--chdir", "/", "--info-fd", str(info))
+def _become_agent(
+    order: dict[str, Any], groups: dict[str, str], settings: bytes, listener: socket.socket, telling: int
+) -> None:
+    """Turns this process, the first of its sandbox, into the agent: another interpreter would start for as long again.
+
+    Raises OSError, ValueError.
+    """
+    space = inside(AGENT, "space")
+    given = os.memfd_create("settings")
+    os.write(given, settings + b"\n")
+    os.lseek(given, 0, os.SEEK_SET)
+    log = os.open(f"{ROOT}/log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    for number, opened in enumerate((given, os.open(os.devnull, os.O_WRONLY), log)):
+        os.dup2(opened, number)
+    kept = sorted((listener.fileno(), telling))
+    for low, high in zip((2, *kept), (*kept, 1 << 20), strict=True):
+        os.closerange(low + 1, high)
+    _tree(space.Tree(), order, groups).enter(TOP)
+    space.become(order["uid"])
+    os.environ.clear()
+    for name in [name for name in sys.modules if name.startswith("skillyard_guest")]:
+        del sys.modules[name]  # they would look for others of theirs in the machine
+    sys.path_importer_cache.clear()
+    sys.path[:] = [path for path in sys.path if not path.endswith(".pyz")]
+    agent = inside(GUEST, "command")
+    sys.path.remove(GUEST)
+    os.close(telling)
+    os._exit(agent.main(["listen", f"fd:{listener.detach()}"], GUEST))
 
 
-def _become(uid: int) -> list[str]:
-    user = ["--reuid", str(uid), "--regid", str(uid), "--clear-groups"]
-    return ["setpriv", *user, "--bounding-set=-all", "--inh-caps=-all", "--ambient-caps=-all", "--no-new-privs", "--"]
-
-
-def _system(order: dict[str, Any]) -> Iterator[str]:
-    yield from ("--ro-bind", "/usr", "/usr")
+def _tree(tree: Any, order: dict[str, Any], groups: dict[str, str]) -> Any:
+    """Returns the file tree of the sandbox."""
+    tree.bind("/usr", "/usr")
     for name in ("bin", "sbin", "lib", "lib64"):
         if os.path.islink(f"/{name}"):
-            yield from ("--symlink", f"usr/{name}", f"/{name}")
+            tree.link(f"usr/{name}", f"/{name}")
         elif os.path.exists(f"/{name}"):
-            yield from ("--ro-bind", f"/{name}", f"/{name}")
-    yield from ("--perms", "0755", "--dir", "/etc")
+            tree.bind(f"/{name}", f"/{name}")
     for name in _ETC:
-        yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
+        if os.path.exists(f"/etc/{name}"):
+            tree.bind(f"/etc/{name}", f"/etc/{name}")
     for name in ("passwd", "group", "hosts", "nsswitch.conf"):
-        yield from ("--ro-bind", f"{ROOT}/etc/{name}", f"/etc/{name}")
+        tree.bind(f"{ROOT}/etc/{name}", f"/etc/{name}")
     if not sys.base_prefix.startswith("/usr"):
-        yield from _bind(sys.base_prefix, sys.base_prefix)
-    yield from ("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev")
-    for name in order["masked_files"]:
-        if os.path.exists(f"/proc/{name}"):
-            yield from ("--ro-bind", f"{ROOT}/etc/nothing", f"/proc/{name}")
-    for name in order["masked_directories"]:
-        if os.path.isdir(f"/proc/{name}"):
-            yield from ("--tmpfs", f"/proc/{name}", "--remount-ro", f"/proc/{name}")
+        tree.bind(sys.base_prefix, sys.base_prefix)
+    tree.system(order["masked_files"], f"{ROOT}/etc/nothing", order["masked_directories"])
+    _packages(tree, order["packages"])
+    for source, target, *aliases in order["mounts"]:
+        tree.bind(_content(source), target)
+        for alias in aliases:
+            tree.link(target, alias)
+    tree.bind(order["guest"], GUEST)
+    for group in sorted(set(groups.values())):
+        tree.bind(group, os.path.dirname(group))
+    for name, target in PLACES.items():
+        tree.bind(f"{ROOT}/places/{name}", target, writable=True)
+    return tree
 
 
-def _packages(name: str) -> Iterator[str]:
+def _packages(tree: Any, name: str) -> None:
     """Shows the packages of the sandbox in the place of the interpreter's own."""
     import site
 
     first, *others = [directory for directory in site.getsitepackages() if os.path.isdir(directory)]
     for directory in {*others, _DEBIAN} - {first}:
         if os.path.isdir(directory):
-            yield from ("--tmpfs", directory, "--remount-ro", directory)
+            tree.empty(directory)
     if name:
-        yield from ("--ro-bind", _content(name), first)
+        tree.bind(_content(name), first)
     else:
-        yield from ("--tmpfs", first, "--remount-ro", first)
-
-
-def _bind(source: str, target: str) -> Iterator[str]:
-    yield from (*_parents(target), "--ro-bind", source, target)
-
-
-def _parents(target: str) -> Iterator[str]:
-    """Yields the parents, which bubblewrap would close where those of the source are closed."""
-    at = ""
-    for name in target.strip("/").split("/")[:-1]:
-        at = f"{at}/{name}"
-        yield from ("--perms", "0755", "--dir", at)
+        tree.empty(first)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from skillyard.sandbox.guest_argv import bytecode, guest_bundle
 BASE = f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim-bookworm"
 """Packages of a run are for the server's own version of Python."""
 DOCKERFILE, START, CONTEXT = "e2b.Dockerfile", "start.sh", "skillyard"
-_PACKAGES = "bash bubblewrap ca-certificates mount procps util-linux"
+_PACKAGES = "bash ca-certificates procps"
 _TEXT = """\
 FROM {base}
 RUN apt-get update && apt-get install -y --no-install-recommends {packages} && rm -rf /var/lib/apt/lists/*

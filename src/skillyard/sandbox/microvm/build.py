@@ -25,12 +25,12 @@ from skillyard.sandbox.microvm.first import INIT, MODULES
 from skillyard.sandbox.microvm.image import INITIAL, KERNEL, MANIFEST, ROOT, write_manifest
 
 PACKAGES = (
-    "python3", "bubblewrap", "bash", "dash", "coreutils", "grep", "sed", "findutils", "procps", "util-linux", "mount",
+    "python3", "bash", "dash", "coreutils", "grep", "sed", "findutils", "procps", "util-linux", "mount",
     "mawk", "tar", "gzip", "diffutils", "ca-certificates",
 )  # fmt: skip
 """Packages of a root that is not given."""
 KERNEL_PACKAGE, BUSYBOX_PACKAGE = "linux-image-cloud-amd64", "busybox-static"
-_NEEDED = ("bwrap", "setpriv", "setsid", "mount", "python3")
+_NEEDED = ("bash", "python3")
 """Programs that a given root must have."""
 _LEFT_OUT = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "boot", "usr/share/lintian")
 _PLACES = ("dev", "proc", "sys", "run", "tmp", "workspace", "var", "etc", "root")
@@ -192,7 +192,7 @@ def _finish(root: Path) -> str:
         shutil.rmtree(root / name, ignore_errors=True)
     missing = [name for name in _NEEDED if _program(root, name) is None]
     if missing:
-        raise InvalidInput("--from", f"lacks {', '.join(missing)}: install bubblewrap, util-linux and python3 in it")
+        raise InvalidInput("--from", f"lacks {', '.join(missing)}: install bash and python3 in it")
     for name in _PLACES:
         if not (root / name).is_symlink():
             (root / name).mkdir(exist_ok=True)

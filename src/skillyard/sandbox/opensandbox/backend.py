@@ -58,7 +58,7 @@ _OWNER, _NONCE, _TIMEOUT, _ENFORCED = "skillyard.owner", "skillyard.nonce", "ski
 _HANDLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _NOBODY = "skillyard-nobody"
 _BOUND_S = 120.0
-_AGAIN_S, _SOON_S = 0.5, 0.05
+_AGAIN_S, _SOON_S = 0.5, 0.01
 _LOOK_LIMITS = Limits(memory_mb=96, cpus=0.5, pids=64, disk_mb=16, timeout_ms=30_000)
 _MEND = "name an image in opensandbox.image that the server has, with python3 (docs/opensandbox.md)"
 
@@ -219,7 +219,7 @@ class OpenSandboxBackend:
         }
         wanted = Order(
             image=image,
-            command=("python3", "-I", "-S", "-c", _source()),
+            command=("python3", "-I", "-S", "-c", _source("http_entry.py")),
             variables={http_entry.VARIABLE: hashlib.sha256(self._token(nonce).encode()).hexdigest()},
             metadata=metadata,
             cpus=limits.cpus,
@@ -244,10 +244,13 @@ class OpenSandboxBackend:
         entered = await self._door(handle, nonce)
         try:
             async with asyncio.timeout(_BOUND_S):
+                looks_at = time.monotonic() + _AGAIN_S
                 while not await entered.ready():
-                    found = await self._server.find(handle)
-                    if found is None or not found.running:
-                        raise SandboxFault(f"the sandbox ended before its agent began; {_MEND}")
+                    if time.monotonic() > looks_at:
+                        found = await self._server.find(handle)
+                        if found is None or not found.running:
+                            raise SandboxFault(f"the sandbox ended before its agent began; {_MEND}")
+                        looks_at = time.monotonic() + _AGAIN_S
                     await asyncio.sleep(_SOON_S)
         except TimeoutError:
             way = "set opensandbox.use_server_proxy where ports of sandboxes cannot be reached from here"
@@ -259,7 +262,7 @@ class OpenSandboxBackend:
                 await to_its_end(pack, content, archive)
                 uploads.append(entered.upload("content", archive))
             await asyncio.gather(*uploads)
-        given = json.dumps(order(spec, self._agent_key(nonce).hex())).encode()
+        given = json.dumps(order(spec, self._agent_key(nonce).hex()) | {"maker": _source("maker.py")}).encode()
         status, said = await entered.ask("POST", "start", given)
         self._images[image] = _checked(status, said)
 
@@ -411,9 +414,9 @@ class OpenSandboxBackend:
 
 
 @cache
-def _source() -> str:
-    """Returns the first program of sandboxes, the same as long as this server lives."""
-    return resources.files(http_entry.__package__).joinpath("http_entry.py").read_text("utf-8")
+def _source(name: str) -> str:
+    """Returns a program that runs in sandboxes, the same as long as this server lives."""
+    return resources.files(http_entry.__package__).joinpath(name).read_text("utf-8")
 
 
 def _digest(key: str) -> str:

@@ -1,8 +1,8 @@
 """The door: the first program of a sandbox, and the only way to its agent.
 
-It answers HTTP on port 8080, to those who show its token. It takes the agent and the content, ends the server's own
-daemon (execd, which takes commands from every program inside), starts the agent, and joins channels to it. This file
-is sent as it is, as a word of the sandbox's command, so it imports the standard library only::
+It answers HTTP on port 8080, to those who show its token. It takes the agent and the content, has the sandbox made, and
+joins channels to the agent. This file is sent as it is, as a word of the sandbox's command, so it imports the standard
+library only::
 
     GET    /ready               204
     PUT    /upload/NAME         takes a file: the guest, or the archive of content
@@ -14,47 +14,48 @@ is sent as it is, as a word of the sandbox's command, so it imports the standard
 
 A request that is sent twice does nothing twice. ``SKILLYARD_DOOR`` is the SHA-256 of the token, so that nobody who
 reads the order of the sandbox can enter.
+
+The door holds no capability. Its child has them, which becomes the maker (:mod:`skillyard.sandbox.opensandbox.maker`),
+and then the agent. The sandbox ends with that one, and where something has started execd again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
-import json
 import os
-import re
 import select
-import shutil
-import signal
-import socket
-import subprocess
 import sys
-import tarfile
 import threading
 import time
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from _operator import _compare_digest as compare_digest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
     from typing import Any
+else:
+    import _socket as socket
 
 VARIABLE, HEADER, PORT = "SKILLYARD_DOOR", "X-Skillyard-Door", 8080
 EXECD_PORT = 44772
-ROOT = Path("/run/skillyard")
-PRIVATE = ROOT / "private"
+ROOT = "/run/skillyard"
+PRIVATE = f"{ROOT}/private"
 """Nobody but root enters it."""
-GUEST, CONTENT, SOCKET = ROOT / "guest.pyz", PRIVATE / "content.tar", PRIVATE / "agent.sock"
+GUEST, CONTENT, SOCKET = f"{ROOT}/guest.pyz", f"{PRIVATE}/content.tar", f"{PRIVATE}/agent.sock"
 UPLOADS = {"guest": GUEST, "content": CONTENT}
 _CHANNELS = 16
 _READ = 256 * 1024
 _POLL_S = 15.0
-_ENDS_S = 10.0
+_LOOK_S = 1.0
 _MOST_BODY = 1 << 20
-_ID = re.compile(r"[0-9a-f]{32}")
+_MOST_HEAD = 64 * 1024
+_IDLE_S, _CROWDED_S = 60.0, 0.1
+_BACKLOG = 64
+_CLOSES = "Connection: close\r\n"
+_HEX, _ID_LENGTH = frozenset("0123456789abcdef"), 32
+_DROP, _AMBIENT, _CLEAR, _VERSION, _CAPABILITIES = 24, 47, 4, 0x20080522, 64
+"""Of prctl(2) and capset(2)."""
 
 
 class Channel:
@@ -62,7 +63,7 @@ class Channel:
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(str(SOCKET))
+        self._socket.connect(SOCKET)
         self._in, self._out = threading.Lock(), threading.Lock()
         self._taken = self._first = 0
         self._kept = b""
@@ -91,30 +92,35 @@ class Channel:
             return self._kept or None
 
     def close(self) -> None:
-        with suppress(OSError):
+        try:
             self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the agent has closed it
+            pass
         with self._in, self._out:
             self._socket.close()
 
 
 class Sandbox:
-    """Everything that the door knows."""
+    """Everything that the door knows. ``maker`` is its child behind the socket."""
 
-    def __init__(self) -> None:
-        self.agent: subprocess.Popen[bytes] | None = None
+    def __init__(self, maker: int, behind: socket.socket) -> None:
+        self._maker, self._behind = maker, behind
         self.lock = threading.Lock()
         self.channels: dict[str, Channel] = {}
-        self.told: dict[str, Any] = {}
+        self.told = b""
 
-    def start(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Makes the sandbox, once."""
+    def start(self, order: bytes) -> bytes:
+        """Has the sandbox made, once. Raises ValueError."""
         with self.lock:
-            if self.agent is None:
-                end_execd()
-                self.told = _facts(order)
-                _place(order)
-                self.agent = _launch(order)
-                threading.Thread(target=self._watch, daemon=True).start()
+            if not self.told:
+                self._behind.sendall(order)
+                self._behind.shutdown(socket.SHUT_WR)
+                told = _whole(self._behind)
+                if not told.startswith(b"{"):
+                    raise ValueError(told.decode("utf-8", "replace") or "the agent does not start")
+                self.told = told
+                for watch in (self._watch_agent, _watch_execd):
+                    threading.Thread(target=watch, daemon=True).start()
         return self.told
 
     def open(self, id: str) -> None:
@@ -124,252 +130,231 @@ class Sandbox:
                     self.channels.pop(next(iter(self.channels))).close()
                 self.channels[id] = Channel()
 
-    def _watch(self) -> None:
-        """Ends the sandbox with its agent, and execd again where something has started it."""
-        assert self.agent is not None
-        while True:
-            try:
-                self.agent.wait(1.0)
-            except subprocess.TimeoutExpired:
-                with suppress(OSError, ValueError):
-                    end_execd()
-            else:
-                os._exit(0)
+    def _watch_agent(self) -> None:
+        """Ends the sandbox with its agent."""
+        while os.wait()[0] != self._maker:  # others are what the maker has ended
+            pass
+        os._exit(0)
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Answers one connection."""
+class Visit:
+    """One connection: its requests, one after another."""
 
-    protocol_version = "HTTP/1.1"
-    timeout = 60
-    sandbox: Sandbox
-    digest: str
+    def __init__(self, connection: socket.socket, sandbox: Sandbox, digest: str) -> None:
+        self._connection, self._sandbox, self._digest = connection, sandbox, digest
+        self._kept = b""
+        self._left = 0
+        self._query: dict[str, str] = {}
 
-    def do_GET(self) -> None:
-        self._answer({"ready": lambda _: (204, b""), "channel": self._give})
+    def serve(self) -> None:
+        """Answers until either side ends the connection."""
+        self._connection.settimeout(_IDLE_S)
+        try:
+            while self._once():
+                pass
+        except (OSError, ValueError):
+            pass  # it spoke no HTTP, or is gone
+        finally:
+            self._connection.close()
 
-    def do_PUT(self) -> None:
-        self._answer({"upload": self._upload, "channel": self._open})
-
-    def do_POST(self) -> None:
-        self._answer({"start": self._start, "channel": self._take})
-
-    def do_DELETE(self) -> None:
-        self._answer({"channel": self._close})
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: the server keeps what sandboxes print."""
-
-    def _answer(self, ways: dict[str, Callable[[str], tuple[int, bytes]]]) -> None:
-        url = urlsplit(self.path)
-        self.query = {name: values[0] for name, values in parse_qs(url.query).items()}
-        _, _, rest = url.path.rpartition("/proxy/8080") if "/proxy/8080" in url.path else ("", "", url.path)
-        word, _, name = rest.strip("/").partition("/")
-        self.left = int(self.headers.get("Content-Length") or 0) if self._knows_size() else -1
-        shown = hashlib.sha256(self.headers.get(HEADER, "").encode()).hexdigest()
-        if not hmac.compare_digest(shown, self.digest) or self.left < 0:
-            status, body = 403, b""
-        elif word not in ways:
-            status, body = 404, b""
-        else:
-            try:
-                status, body = ways[word](name)
-            except (OSError, ValueError, KeyError, TypeError, tarfile.TarError, subprocess.SubprocessError) as error:
-                status, body = 500, f"{type(error).__name__}: {error}"[:500].encode("utf-8", "replace")
-        if self.left:
-            self.close_connection = True
-        self.send_response(status)
+    def _once(self) -> bool:
+        """Answers one request; returns whether another may follow. Raises OSError, ValueError."""
+        while b"\r\n\r\n" not in self._kept:
+            data = self._connection.recv(_READ)
+            if not data or len(self._kept) > _MOST_HEAD:
+                return False
+            self._kept += data
+        head, _, self._kept = self._kept.partition(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        method, target, version = first.split(" ")
+        pairs = [line.partition(":")[::2] for line in lines]
+        headers = {name.lower(): value.strip() for name, value in pairs}
+        size = headers.get("content-length", "0")
+        if "transfer-encoding" in headers or not size.isdecimal() or len(headers) != len(pairs):
+            return False
+        self._left = int(size)
+        status, body = self._answer(method, target, headers.get(HEADER.lower(), ""))
+        goes_on = not self._left and version == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
+        told = f"HTTP/1.1 {status} -\r\n"
         if status != 204:
-            self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+            told += f"Content-Length: {len(body)}\r\n"
+        self._connection.sendall(f"{told}{'' if goes_on else _CLOSES}\r\n".encode() + body)
+        return goes_on
 
-    def _knows_size(self) -> bool:
-        return "Transfer-Encoding" not in self.headers and (self.headers.get("Content-Length") or "0").isdecimal()
+    def _answer(self, method: str, target: str, token: str) -> tuple[int, bytes]:
+        path, _, query = target.partition("?")
+        self._query = dict(pair.partition("=")[::2] for pair in query.split("&"))
+        word, _, name = path.rpartition("/proxy/8080")[2].strip("/").partition("/")
+        if not compare_digest(hashlib.sha256(token.encode("latin-1")).hexdigest(), self._digest):
+            return 403, b""
+        way = _WAYS.get((method, word))
+        if way is None:
+            return 404, b""
+        try:
+            return way(self, name)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return 500, f"{type(error).__name__}: {error}"[:500].encode("utf-8", "replace")
 
     def _body(self, most: int) -> bytes:
-        if self.left > most:
+        if self._left > most:
             raise ValueError(f"a body has at most {most} bytes")
-        data = self.rfile.read(self.left)
-        if len(data) != self.left:
-            raise ValueError("the body ended early")
-        self.left = 0
+        data = b""
+        while self._left:
+            data += self._piece()
         return data
 
+    def _piece(self) -> bytes:
+        if self._kept:
+            data, self._kept = self._kept[: self._left], self._kept[self._left :]
+        elif not (data := self._connection.recv(min(self._left, _READ))):
+            raise ValueError("the body ended early")
+        self._left -= len(data)
+        return data
+
+    def _ready(self, _: str) -> tuple[int, bytes]:
+        return 204, b""
+
     def _upload(self, name: str) -> tuple[int, bytes]:
-        part = PRIVATE / f"{UPLOADS[name].name}.{threading.get_ident()}"
-        with part.open("wb") as file:
-            while self.left:
-                data = self.rfile.read(min(self.left, _READ))
-                if not data:
-                    raise ValueError("the body ended early")
-                file.write(data)
-                self.left -= len(data)
-        part.chmod(0o444)
-        part.rename(UPLOADS[name])
+        place = UPLOADS[name]
+        part = f"{PRIVATE}/{os.path.basename(place)}.{threading.get_ident()}"
+        with open(part, "wb") as file:
+            while self._left:
+                file.write(self._piece())
+        os.chmod(part, 0o444)
+        os.rename(part, place)
         return 204, b""
 
     def _start(self, _: str) -> tuple[int, bytes]:
-        return 200, json.dumps(self.sandbox.start(json.loads(self._body(_MOST_BODY)))).encode()
+        return 200, self._sandbox.start(self._body(_MOST_BODY))
 
     def _open(self, id: str) -> tuple[int, bytes]:
-        if not _ID.fullmatch(id) or self.sandbox.agent is None:
+        if len(id) != _ID_LENGTH or not _HEX.issuperset(id) or not self._sandbox.told:
             return 404, b""
-        self.sandbox.open(id)
+        self._sandbox.open(id)
         return 204, b""
 
     def _take(self, id: str) -> tuple[int, bytes]:
-        channel, data = self.sandbox.channels.get(id), self._body(_MOST_BODY)
+        channel, data = self._sandbox.channels.get(id), self._body(_MOST_BODY)
         if channel is None:
             return 410, b""
-        return (204 if channel.take(int(self.query["at"]), data) else 409), b""
+        return (204 if channel.take(int(self._query["at"]), data) else 409), b""
 
     def _give(self, id: str) -> tuple[int, bytes]:
-        channel = self.sandbox.channels.get(id)
-        data = None if channel is None else channel.give(int(self.query["from"]))
+        channel = self._sandbox.channels.get(id)
+        data = None if channel is None else channel.give(int(self._query["from"]))
         return (410, b"") if data is None else (200, data)
 
     def _close(self, id: str) -> tuple[int, bytes]:
-        with self.sandbox.lock:
-            channel = self.sandbox.channels.pop(id, None)
+        with self._sandbox.lock:
+            channel = self._sandbox.channels.pop(id, None)
         if channel is not None:
             channel.close()
         return 204, b""
 
 
-def end_execd() -> None:
-    """Ends what listens on execd's port. Raises ValueError when it lives on."""
-    until = time.monotonic() + _ENDS_S
-    while sockets := _listening():
-        for pid in [path.name for path in Path("/proc").iterdir() if path.name.isdecimal()]:
-            with suppress(OSError):
-                held = {str(link.readlink()) for link in Path("/proc", pid, "fd").iterdir()}
-                if held & sockets and int(pid) != os.getpid():
-                    os.kill(int(pid), signal.SIGKILL)
-        if time.monotonic() > until:
-            raise ValueError(f"the daemon on port {EXECD_PORT} cannot be ended: programs could command it")
-        time.sleep(0.01)
+_WAYS: dict[tuple[str, str], Callable[[Visit, str], tuple[int, bytes]]] = {
+    ("GET", "ready"): Visit._ready,
+    ("PUT", "upload"): Visit._upload,
+    ("POST", "start"): Visit._start,
+    ("PUT", "channel"): Visit._open,
+    ("POST", "channel"): Visit._take,
+    ("GET", "channel"): Visit._give,
+    ("DELETE", "channel"): Visit._close,
+}
 
 
-def _listening() -> set[str]:
-    found = set()
-    for table in ("tcp", "tcp6"):
-        with suppress(FileNotFoundError):
-            for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
-                words = line.split()
-                if words[3] == "0A" and words[1].endswith(f":{EXECD_PORT:04X}"):
-                    found.add(f"socket:[{words[9]}]")
+def _whole(source: socket.socket) -> bytes:
+    found = b""
+    while data := source.recv(_READ):
+        found += data
     return found
 
 
-def _facts(order: dict[str, Any]) -> dict[str, Any]:
-    code = "import json, site; print(json.dumps(site.getsitepackages()))"
-    told = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, check=True).stdout
-    if order["filters"].get(os.uname().machine) is None:
-        raise ValueError(f"no filter of system calls is known for {os.uname().machine}")
-    return {
-        "root": os.geteuid() == 0,
-        "machine": os.uname().machine,
-        "python": list(sys.version_info[:2]),
-        "packages": json.loads(told)[0],
-        "processors": len(os.sched_getaffinity(0)),
-        "spaces": {path.name: str(path.readlink()) for path in Path("/proc/self/ns").iterdir()},
-    }
+def _watch_execd() -> None:
+    """Ends the sandbox where something has started execd again."""
+    while not listening():
+        time.sleep(_LOOK_S)
+    os._exit(0)
 
 
-def _place(order: dict[str, Any]) -> None:
-    """Puts content where it is wanted, for root to change and everybody to read."""
-    into = ROOT / "content"
-    into.mkdir(mode=0o755, exist_ok=True)
-    if CONTENT.exists():
-        with tarfile.open(CONTENT) as packed:
-            if hasattr(tarfile, "data_filter"):
-                packed.extraction_filter = staticmethod(tarfile.tar_filter)
-            packed.extractall(into)  # noqa: S202 - it is made by our server, of content that was checked
-        CONTENT.unlink()
-    uid = order["uid"]
-    workspace = Path("/workspace")
-    workspace.mkdir(mode=0o700, exist_ok=True)
-    os.chown(workspace, uid, uid)
-    workspace.chmod(0o700)
-    for place in (Path("/tmp"), Path("/dev/shm")):  # noqa: S108 - of the sandbox
-        place.mkdir(exist_ok=True)
-        place.chmod(0o1777)
-    _close_others()
-    mounts = list(order["mounts"])
-    if order["packages"]:
-        mounts.append([order["packages"], _packages()])
-    for name, target, *aliases in mounts:
-        _show(into / name, Path(target))
-        for alias in aliases:
-            _parents(Path(alias))
-            Path(alias).symlink_to(target)
+def listening() -> set[str]:
+    """Returns the sockets that listen on execd's port."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/self/net/{table}", encoding="ascii") as file:
+                lines = file.read().splitlines()[1:]
+        except FileNotFoundError:
+            continue
+        for words in map(str.split, lines):
+            if words[3] == "0A" and words[1].endswith(f":{EXECD_PORT:04X}"):
+                found.add(f"socket:[{words[9]}]")
+    return found
 
 
-def _close_others() -> None:
-    """Takes from programs the right to write elsewhere, such as in ``/var/tmp``."""
-    for parent in (Path("/"), Path("/var"), Path("/run")):
-        for place in parent.iterdir():
-            if place.is_symlink() or not place.is_dir() or str(place) in ("/tmp", "/workspace"):  # noqa: S108 - inside
-                continue
-            if (mode := place.stat().st_mode) & 0o002:
-                place.chmod(mode & 0o7775)
+def make(behind: socket.socket) -> None:
+    """Hands over to the maker of the order that comes (:mod:`skillyard.sandbox.opensandbox.maker`)."""
+    if not (text := _whole(behind)):
+        return  # the door is gone
+    sys.path.insert(0, GUEST)
+    from skillyard_guest.agent import jsontext  # type: ignore[import-not-found]  # in there
+
+    sys.path.remove(GUEST)
+    order = jsontext.decode(text)
+    space: dict[str, Any] = {"__name__": "maker"}
+    exec(order["maker"], space)  # noqa: S102 - our server's words
+    space["make"](order, behind, listener(socket.AF_UNIX, SOCKET), listening)
 
 
-def _packages() -> str:
-    code = "import site; print(site.getsitepackages()[0])"
-    place = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True).stdout
-    with suppress(FileNotFoundError):
-        shutil.move(place.strip(), PRIVATE / "replaced")
-    return place.strip()
+def listener(family: int, address: Any) -> socket.socket:
+    """Returns a socket that listens. Raises OSError."""
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(address)
+    listener.listen(_BACKLOG)
+    return listener
 
 
-def _show(source: Path, target: Path) -> None:
-    _parents(target)
-    if source.is_dir():
-        shutil.copytree(source, target, symlinks=True, copy_function=os.link)
-    else:
-        os.link(source, target)
+def give_up() -> None:
+    """Gives up all capabilities, for this process and all that come of it. Raises OSError."""
+    import ctypes
+    from struct import pack
 
-
-def _parents(target: Path) -> None:
-    for parent in reversed(target.parents[:-1]):
-        if not parent.exists():
-            parent.mkdir(mode=0o755)
-
-
-def _launch(order: dict[str, Any]) -> subprocess.Popen[bytes]:
-    spool = PRIVATE / "spool"
-    spool.mkdir(mode=0o700)
-    more = {"filters": order["filters"][os.uname().machine], "user": [order["uid"]] * 2, "spool": str(spool)}
-    settings = json.dumps(order["agent"] | more).encode() + b"\n"
-    words = [sys.executable, "-I", "-S", "-c", order["start"], str(GUEST), "agent", "listen", str(SOCKET)]
-    agent = subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", env={}
-    )
-    assert agent.stdin is not None
-    agent.stdin.write(settings)
-    agent.stdin.close()
-    until = time.monotonic() + _ENDS_S
-    while True:
-        with socket.socket(socket.AF_UNIX) as tried, suppress(OSError):
-            tried.connect(str(SOCKET))
-            return agent
-        if agent.poll() is not None or time.monotonic() > until:
-            raise ValueError("the agent does not start")
-        time.sleep(0.005)
+    libc = ctypes.CDLL(None, use_errno=True)
+    for capability in range(_CAPABILITIES):
+        if libc.prctl(_DROP, ctypes.c_ulong(capability), 0, 0, 0) != 0:
+            break  # the kernel has no more of them, or this process may not drop any
+    head, nothing = pack("Ii", _VERSION, 0), pack("6I", *[0] * 6)
+    if libc.prctl(_AMBIENT, ctypes.c_ulong(_CLEAR), 0, 0, 0) != 0 or libc.capset(head, nothing) != 0:
+        raise OSError(ctypes.get_errno(), "capabilities cannot be given up")
 
 
 def main() -> None:
     """Serves until the agent ends."""
     os.umask(0o022)
-    Handler.digest = os.environ.pop(VARIABLE)
-    Handler.sandbox = Sandbox()
-    ROOT.mkdir(mode=0o755, exist_ok=True)
-    PRIVATE.mkdir(mode=0o700, exist_ok=True)
-    server = ThreadingHTTPServer(("", PORT), Handler)
-    server.daemon_threads = True
-    server.serve_forever()
+    digest = os.environ.pop(VARIABLE)
+    os.makedirs(PRIVATE, exist_ok=True)
+    os.chmod(PRIVATE, 0o700)
+    door = listener(socket.AF_INET, ("", PORT))
+    ours, theirs = socket.socketpair()
+    maker = os.fork()
+    if maker == 0:
+        try:
+            door.close()
+            ours.close()
+            make(theirs)
+        finally:
+            os._exit(1)
+    theirs.close()
+    give_up()
+    sandbox = Sandbox(maker, ours)
+    while True:
+        try:
+            fd, _ = door._accept()  # type: ignore[attr-defined]  # accept() is of the package socket
+            visit = Visit(socket.socket(fileno=fd), sandbox, digest)
+            threading.Thread(target=visit.serve, daemon=True).start()
+        except (OSError, RuntimeError):  # a connection is gone, or there is no room for one: others will end
+            time.sleep(_CROWDED_S)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,24 @@ from skillyard.sandbox.oci.probe import LOOK as _ROUND
 from skillyard.sandbox.oci.probe import spaces_of_host, walls_of
 
 NAME = "opensandbox"
-WITHOUT = frozenset({"user_namespace", "landlock", "disk"})
+WITHOUT = frozenset({"user_namespace", "landlock", "private_proc", "disk"})
 """The walls and limits that the server's API has no word for."""
-LOOK = _ROUND.replace('"boot": text', '"ways": ways(), "languages": languages(), "boot": text').replace(
+LOOK = _ROUND.replace('"boot": text', '"ways": ways(), "languages": languages(), "told": told(), "boot": text').replace(
     "import site\n",
     """import errno, shutil, site, struct
 def languages():
     programs = {"bash": "bash", "python": "python3", "javascript": "node", "typescript": "node"}
     return [language for language, program in programs.items() if shutil.which(program)]
+def told():
+    "Returns what /proc tells of the host's kernel, keys and interrupts."
+    dangerous = ("config.gz", "interrupts", "iomem", "kallsyms", "kcore", "key-users", "keys", "timer_list")
+    return [name for name in dangerous if os.path.isfile("/proc/" + name) and readable("/proc/" + name)]
+def readable(path):
+    try:
+        with open(path, "rb") as file:
+            return bool(file.read(1))
+    except OSError:
+        return False
 def tried(host, port, bound=1.5):
     "Returns the reason why nothing was met there; empty where something was, which a refusal tells, too."
     try:
@@ -69,6 +79,9 @@ _WHY = {
     "user_namespace": ("the server's containers share one", "use the isolation 'native'"),
     "landlock": ("containers do not have it", "use the isolation 'native'"),
 }
+_PROC_MEND = (
+    "use the isolation 'oci' or 'native'; an engine has its list of hidden files, and the server no word for it"
+)
 _PROVIDED = "found in a test sandbox"
 _NET_MEND = (
     'give the server an egress sidecar with [egress] mode = "dns+nft" and [docker] network_mode = "bridge" '
@@ -92,6 +105,9 @@ def judge(
         "seccomp": "Seccomp:\t2" in str(seen["status"])
     }
     walls = {name: _wall(name, held.get(name, False)) for name in WALLS}
+    if told_of_host := [str(name) for name in seen["told"]]:
+        why = f"its /proc tells of the host: {', '.join(told_of_host)[:200]}"
+        walls["private_proc"] = Protection(Level.MISSING, why=why, mend=_PROC_MEND)
     walls["own_uid"] = Protection(Level.PROVIDER, by="programs of each sandbox have a user id of their own, by chance")
     if open_:
         why = f"a test sandbox reached: {', '.join(open_)[:200]}"

@@ -1,0 +1,185 @@
+"""The place of an agent that root makes in a machine: namespaces, a file tree of its own, and no rights.
+
+A process that enters stays in there for good. Needs Linux 5.12 (mount_setattr(2)).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+from struct import pack
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterable
+else:
+    import _socket as socket
+
+_IPC, _NET, _UTS, _PID, _MOUNTS, _CGROUP = 1 << 27, 1 << 30, 1 << 26, 1 << 29, 1 << 17, 1 << 25
+_NOSUID, _NODEV, _NOEXEC, _BIND, _RECURSIVE, _PRIVATE = 1 << 1, 1 << 2, 1 << 3, 1 << 12, 1 << 14, 1 << 18
+_DETACH = 2
+_MOUNT_SETATTR = 442
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_HERE, _BELOW = -100, 0x8000
+READ_ONLY, NO_DEVICES, NO_PROGRAMS = 1, 4, 8
+_NO_RIGHTS = 2
+"""Attributes of mounts (mount_setattr(2)). Nothing in there gives rights by a bit of its file."""
+_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x41
+_AMBIENT, _CLEAR, _DROP, _NO_NEW_PRIVILEGES, _DUMPABLE, _VERSION, _CAPABILITIES = 47, 4, 24, 38, 4, 0x20080522, 64
+_OLD = "/.machine"
+"""The machine's own tree, until the new one is whole."""
+_NODES = ("null", "zero", "full", "random", "urandom", "tty")
+_LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
+_SEALED = ("sys", "sysrq-trigger", "irq", "bus")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _done(result: int, what: str) -> None:
+    if result != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), what)
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    """Calls mount(2). Raises OSError."""
+    words = [text.encode() or None for text in (source, target, kind)]
+    _done(_libc.mount(*words, ctypes.c_ulong(flags), options.encode() or None), target)
+
+
+def restrict(path: str, attributes: int, *, below: bool = True) -> None:
+    """Takes rights from a mount, and from those below it. Raises OSError."""
+    wanted = ctypes.create_string_buffer(pack("QQQQ", attributes | _NO_RIGHTS, 0, 0, 0), 32)
+    flags = _BELOW if below else 0
+    _done(_libc.syscall(_MOUNT_SETATTR, _HERE, path.encode(), flags, wanted, ctypes.c_size_t(32)), path)
+
+
+def leave(hostname: str) -> None:
+    """Leaves the machine's namespaces; the next child is process 1 of its own. Raises OSError."""
+    _done(_libc.unshare(_IPC | _NET | _UTS | _PID | _MOUNTS | _CGROUP), "unshare")
+    _done(_libc.sethostname(hostname.encode(), ctypes.c_size_t(len(hostname))), "sethostname")
+    lo = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    fcntl.ioctl(lo, _SET_FLAGS, pack("16sH14x", b"lo", _UP))
+    lo.close()
+
+
+class Tree:
+    """A file tree over an empty directory. Its steps are taken once :meth:`enter` has left the machine's own.
+
+    Sources are paths of the machine, and targets those of the new tree.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+
+    def bind(self, source: str, target: str, *, writable: bool = False) -> None:
+        self._steps.append((_bind, (_OLD + os.path.realpath(source), target, 0 if writable else READ_ONLY)))
+
+    def link(self, value: str, path: str) -> None:
+        self._steps.append((_link, (value, path)))
+
+    def empty(self, path: str) -> None:
+        """Shows nothing there."""
+        self._steps.append((_empty, (path,)))
+
+    def system(self, hidden: Iterable[str], unread: str, closed: Iterable[str]) -> None:
+        """Shows ``/proc`` and ``/dev``.
+
+        The file ``unread`` lies over ``hidden`` files of /proc, and nothing is in ``closed`` directories.
+        """
+        self._steps.append((_proc, (list(hidden), _OLD + unread, list(closed))))
+        self._steps.append((_dev, ()))
+
+    def enter(self, top: str) -> None:
+        """Makes the tree over the directory ``top``, and leaves the machine's. Raises OSError, ValueError."""
+        os.umask(0o022)
+        mount("none", "/", "", _RECURSIVE | _PRIVATE)
+        mount("tmpfs", top, "tmpfs", _NOSUID | _NODEV, "mode=0755")
+        os.mkdir(top + _OLD, 0o700)
+        os.chdir(top)
+        _done(_libc.syscall(_PIVOT_ROOT[os.uname().machine], b".", _OLD[1:].encode()), "pivot_root")
+        os.chdir("/")
+        for step, given in self._steps:
+            step(*given)
+        _done(_libc.umount2(_OLD.encode(), _DETACH), "umount")
+        os.rmdir(_OLD)
+        for path in ("/dev", "/"):
+            restrict(path, READ_ONLY, below=False)
+
+
+def _bind(source: str, target: str, attributes: int) -> None:
+    _place(target, directory=os.path.isdir(source))
+    mount(source, target, "", _BIND | _RECURSIVE)
+    restrict(target, attributes | NO_DEVICES)
+
+
+def _link(value: str, path: str) -> None:
+    _parent(path)
+    os.symlink(value, path)
+
+
+def _empty(path: str) -> None:
+    _place(path, directory=True)
+    mount("tmpfs", path, "tmpfs", _NOSUID | _NODEV | _NOEXEC, "mode=0755,size=4096")
+    restrict(path, READ_ONLY | NO_DEVICES | NO_PROGRAMS)
+
+
+def _proc(hidden: list[str], unread: str, closed: list[str]) -> None:
+    os.mkdir("/proc")
+    mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
+    for path in (f"/proc/{name}" for name in _SEALED if name not in hidden and name not in closed):
+        if os.path.exists(path):
+            mount(path, path, "", _BIND)
+            restrict(path, READ_ONLY | NO_DEVICES | NO_PROGRAMS)
+    for path in (f"/proc/{name}" for name in hidden):
+        if os.path.exists(path):
+            _bind(unread, path, READ_ONLY)
+    for path in (f"/proc/{name}" for name in closed):
+        if os.path.isdir(path):
+            _empty(path)
+
+
+def _dev() -> None:
+    os.mkdir("/dev")
+    mount("tmpfs", "/dev", "tmpfs", _NOSUID | _NOEXEC, "mode=0755,size=65536")
+    for name in _NODES:
+        _place(f"/dev/{name}", directory=False)
+        mount(f"{_OLD}/dev/{name}", f"/dev/{name}", "", _BIND)
+        restrict(f"/dev/{name}", NO_PROGRAMS)
+    for name, value in _LINKS.items():
+        os.symlink(value, f"/dev/{name}")
+    _empty("/dev/pts")
+
+
+def _place(path: str, *, directory: bool) -> None:
+    """Makes what is mounted over. Raises ValueError where content that is shown leads elsewhere."""
+    _parent(path)
+    if os.path.realpath(path) != path:
+        raise ValueError(f"{path} leads elsewhere in the sandbox")
+    if directory:
+        os.makedirs(path, exist_ok=True)
+    elif not os.path.exists(path):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444))
+
+
+def _parent(path: str) -> None:
+    parent = os.path.dirname(path)
+    if os.path.realpath(parent) != parent:
+        raise ValueError(f"{path} leads elsewhere in the sandbox")
+    os.makedirs(parent, exist_ok=True)
+
+
+def become(uid: int) -> None:
+    """Turns this process into one of a user, without any right and without a way back. Raises OSError."""
+    for capability in range(_CAPABILITIES):
+        if _libc.prctl(_DROP, ctypes.c_ulong(capability), 0, 0, 0) != 0:
+            break  # the kernel has no more of them
+    _done(_libc.prctl(_AMBIENT, ctypes.c_ulong(_CLEAR), 0, 0, 0), "ambient capabilities")
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    head, nothing = pack("Ii", _VERSION, 0), pack("6I", *[0] * 6)
+    _done(_libc.capset(head, nothing), "capset")
+    _done(_libc.prctl(_NO_NEW_PRIVILEGES, ctypes.c_ulong(1), 0, 0, 0), "no_new_privs")
+    # Nobody else is in here yet. The agent opens files of its own in /proc, and closes itself then.
+    _done(_libc.prctl(_DUMPABLE, ctypes.c_ulong(1), 0, 0, 0), "dumpable")

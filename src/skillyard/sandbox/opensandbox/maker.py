@@ -1,0 +1,187 @@
+"""The maker of a sandbox: it ends the server's daemon, places the content, and turns into the agent.
+
+It is a child of the door (:mod:`skillyard.sandbox.opensandbox.http_entry`) with all rights of its container, and comes
+as a word of the order. It imports the standard library and what was uploaded as the guest.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    import socket
+    from collections.abc import Callable
+    from typing import Any
+else:
+    import _signal as signal
+
+ROOT = "/run/skillyard"
+PRIVATE = f"{ROOT}/private"
+CONTENT = f"{PRIVATE}/content.tar"
+_ENDS_S, _SOON_S = 10.0, 0.002
+
+
+def make(
+    order: dict[str, Any], behind: socket.socket, listener: socket.socket, listening: Callable[[], set[str]]
+) -> None:
+    """Makes the sandbox, tells of it ``behind`` itself, and serves ``listener`` as its agent.
+
+    A failure is told in words. ``listening`` gives the sockets on the port of execd.
+    """
+    from skillyard_guest.agent import jsontext  # type: ignore[import-not-found]  # in the guest
+    from skillyard_guest.agent.command import main as agent  # type: ignore[import-not-found]
+
+    try:
+        packages, filters = _packages(), order["filters"].get(os.uname().machine)
+        if filters is None:
+            raise ValueError(f"no filter of system calls is known for {os.uname().machine}")
+        _end_others(listening)
+        _place(order, packages)
+        settings = order["agent"] | {"filters": filters, "user": [order["uid"]] * 2, "spool": f"{PRIVATE}/spool"}
+        os.mkdir(settings["spool"], 0o700)
+        told = jsontext.encode(_facts(packages))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        behind.sendall(f"{type(error).__name__}: {error}"[:500].encode("utf-8", "replace"))
+        return
+    given = os.memfd_create("settings")
+    os.write(given, jsontext.encode(settings) + b"\n")
+    os.lseek(given, 0, os.SEEK_SET)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number, fd in enumerate((given, nothing, nothing)):
+        os.dup2(fd, number)
+    os.chdir("/")
+    os.environ.clear()
+    behind.sendall(told)
+    behind.close()
+    # This interpreter does it: another would start and import for as long again.
+    agent(["listen", f"fd:{listener.detach()}"], f"{ROOT}/guest.pyz")
+
+
+def _end_others(listening: Callable[[], set[str]]) -> None:
+    """Ends all but this process and those that it comes from: execd, which may not listen yet.
+
+    Raises ValueError when one lives on.
+    """
+    until, spared, at = time.monotonic() + _ENDS_S, set[int](), os.getpid()
+    while at:
+        spared.add(at)
+        at = _of(at)[1]
+    while (others := _living() - spared) or listening():
+        for pid in others:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        if time.monotonic() > until:
+            raise ValueError("execd cannot be ended: programs could command it")
+        time.sleep(_SOON_S)
+
+
+def _living() -> set[int]:
+    pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}
+    return {pid for pid in pids if _of(pid)[0] not in ("Z", "")}
+
+
+def _of(pid: int) -> tuple[str, int]:
+    """Returns the state and the parent of a process; 0 for a parent that is not in here."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            state, parent = file.read().rpartition(")")[2].split()[:2]
+    except OSError:  # it has ended
+        return "", 0
+    return state, int(parent)
+
+
+def _facts(packages: str) -> dict[str, Any]:
+    return {
+        "root": os.geteuid() == 0,
+        "machine": os.uname().machine,
+        "python": list(sys.version_info[:2]),
+        "packages": packages,
+        "processors": len(os.sched_getaffinity(0)),
+        "spaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")},
+    }
+
+
+def _packages() -> str:
+    """Returns where interpreters of this image look for packages."""
+    import site
+
+    own = os.path.dirname(os.path.dirname(sys.executable))
+    if os.path.exists(f"{own}/pyvenv.cfg"):  # site tells that, which this interpreter did not run
+        sys.prefix = own
+    return site.getsitepackages([sys.prefix])[0]
+
+
+def _place(order: dict[str, Any], packages: str) -> None:
+    """Puts content where it is wanted, for root to change and everybody to read."""
+    into, uid = f"{ROOT}/content", order["uid"]
+    os.makedirs(into, 0o755, exist_ok=True)
+    if os.path.exists(CONTENT):
+        _unpack(into)
+    os.makedirs("/workspace", exist_ok=True)
+    os.chown("/workspace", uid, uid)
+    os.chmod("/workspace", 0o700)
+    for place in ("/tmp", "/dev/shm"):  # noqa: S108 - of the sandbox
+        os.makedirs(place, exist_ok=True)
+        os.chmod(place, 0o1777)  # noqa: S103 - of the sandbox
+    _close_others()
+    mounts = list(order["mounts"])
+    if order["packages"]:
+        if os.path.exists(packages):
+            import shutil
+
+            shutil.move(packages, f"{PRIVATE}/replaced")
+        mounts.append([order["packages"], packages])
+    for name, target, *aliases in mounts:
+        _show(f"{into}/{name}", target)
+        for alias in aliases:
+            _parents(alias)
+            os.symlink(target, alias)
+
+
+def _unpack(into: str) -> None:
+    import tarfile  # most sandboxes do not wait for it
+
+    try:
+        with tarfile.open(CONTENT) as packed:
+            if hasattr(tarfile, "data_filter"):
+                packed.extraction_filter = staticmethod(tarfile.tar_filter)
+            packed.extractall(into)  # noqa: S202 - it is made by our server, of content that was checked
+    except tarfile.TarError as error:
+        raise ValueError(f"the content is damaged: {error}") from None
+    os.unlink(CONTENT)
+
+
+def _close_others() -> None:
+    """Takes from programs the right to write elsewhere, such as in ``/var/tmp``, and all terminals."""
+    for parent in ("/", "/var", "/run"):
+        for place in os.scandir(parent):
+            if not place.is_dir(follow_symlinks=False) or place.path in ("/tmp", "/workspace"):  # noqa: S108 - inside
+                continue
+            if (mode := place.stat().st_mode) & 0o002:
+                os.chmod(place.path, mode & 0o7775)
+    if os.path.exists("/dev/pts/ptmx"):  # of the container's own file system of terminals
+        os.chmod("/dev/pts/ptmx", 0)
+
+
+def _show(source: str, target: str) -> None:
+    _parents(target)
+    if os.path.isdir(source):
+        import shutil
+
+        shutil.copytree(source, target, symlinks=True, copy_function=os.link)
+    else:
+        os.link(source, target)
+
+
+def _parents(target: str) -> None:
+    at = ""
+    for name in target.strip("/").split("/")[:-1]:
+        at = f"{at}/{name}"
+        if not os.path.exists(at):
+            os.mkdir(at, 0o755)
