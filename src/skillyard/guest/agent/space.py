@@ -1,4 +1,4 @@
-"""The place of an agent that root makes in a machine: namespaces, a file tree of its own, and no rights.
+"""The place of an agent that root makes: namespaces, a file tree, and no rights.
 
 A process that enters stays in there for good. Needs Linux 5.12 (mount_setattr(2)).
 """

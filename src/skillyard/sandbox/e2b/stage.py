@@ -288,9 +288,9 @@ def _launch(order: dict[str, Any], groups: dict[str, str]) -> int:
 def _become_agent(
     order: dict[str, Any], groups: dict[str, str], settings: bytes, listener: socket.socket, telling: int
 ) -> None:
-    """Turns this process, the first of its sandbox, into the agent: another interpreter would start for as long again.
+    """Turns this process, the first of its sandbox, into the agent. Raises OSError, ValueError.
 
-    Raises OSError, ValueError.
+    Another interpreter would start for as long again.
     """
     space = inside(AGENT, "space")
     given = os.memfd_create("settings")

@@ -293,7 +293,7 @@ def listening() -> set[str]:
 
 
 def make(behind: socket.socket) -> None:
-    """Hands over to the maker of the order that comes (:mod:`skillyard.sandbox.opensandbox.maker`)."""
+    """Hands over to the maker that comes with the order."""
     if not (text := _whole(behind)):
         return  # the door is gone
     sys.path.insert(0, GUEST)

@@ -1,4 +1,4 @@
-"""The maker of a sandbox: it ends the server's daemon, places the content, and turns into the agent.
+"""The maker of a sandbox ends the server's daemon and places content, then is the agent.
 
 It is a child of the door (:mod:`skillyard.sandbox.opensandbox.http_entry`) with all rights of its container, and comes
 as a word of the order. It imports the standard library and what was uploaded as the guest.
@@ -158,7 +158,7 @@ def _unpack(into: str) -> None:
 
 
 def _close_others() -> None:
-    """Takes from programs the right to write elsewhere, such as in ``/var/tmp``, and all terminals."""
+    """Takes from programs terminals, and the right to write elsewhere, as in /var/tmp."""
     for parent in ("/", "/var", "/run"):
         for place in os.scandir(parent):
             if not place.is_dir(follow_symlinks=False) or place.path in ("/tmp", "/workspace"):  # noqa: S108 - inside
