@@ -42,6 +42,8 @@ SELDOM = {
     "Program.open_stdin:watch": "a reader that is gone before anything is written",
     "Service._leave_soon:after": "four seconds after the start and after a server is lost",
     "Zygotes._age_later:after": "ten seconds without use",
+    "ZygoteProcess.asks:after": "twenty seconds after a clone was asked for",
+    "ZygoteProcess._lose_patience:after": "the same",
     "ZygoteProcess._give_time:after": "an import that takes too long",
     "ZygoteProcess._look:after": "an import that takes a while",
     "Shower.__init__:when_idle": "when it begins",

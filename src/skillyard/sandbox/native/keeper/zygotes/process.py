@@ -84,6 +84,8 @@ _MAX_ERROR_TEXT = 4096
 _AT_ONCE = 32
 """Words of one zygote that are heard before others have their turn."""
 _LOOK_S = 0.05
+CLONE_S = 20.0
+"""How long a zygote may take for its next clone. One that shares its memory holds it until its walls stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,8 @@ class ZygoteProcess:
         os.set_blocking(self._errors, False)
         self.sock.setblocking(False)
         self._late: Timer | None = None
+        self._patience: Timer | None = None
+        self._answered_at = 0.0
         try:
             self._loop.watch(self.sock.fileno(), READ, lambda _: self._hear())
             self._loop.watch(self._errors, READ, lambda _: self._complain())
@@ -179,6 +183,26 @@ class ZygoteProcess:
         known = {self.pid, *self._living, *self._hooks.ours()}
         return self._space.has_strangers(self.pid, known, beside if self.asked else -1)
 
+    def asks(self) -> None:
+        """Learns that it was asked for a clone, for which it has a time."""
+        self.runs += 1
+        self.asked += 1
+        if self.asked == 1:
+            self._answered_at = time.monotonic()
+        if self._patience is None:
+            self._patience = self._loop.after(CLONE_S, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        """Ends it where a clone is late, and that clone with it."""
+        self._patience = None
+        if not self._open or not self.asked:
+            return
+        left_s = self._answered_at + CLONE_S - time.monotonic()
+        if left_s > 0:
+            self._patience = self._loop.after(left_s, self._lose_patience)
+        else:
+            self._fail(f"a clone of it takes longer than {CLONE_S:g} s")
+
     def disown(self, why: str) -> None:
         """Ends a process that its packages spoiled."""
         self.lied = True
@@ -200,8 +224,9 @@ class ZygoteProcess:
             self._loop.forget(fd)
         self.sock.close()
         os.close(self._errors)
-        if self._late is not None:
-            self._late.cancel()
+        for timer in (self._late, self._patience):
+            if timer is not None:
+                timer.cancel()
         kernel.pidfd_kill(self._pidfd)
         os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT)
         end_orphans(self._loop, self.pid, {*self._living, self.pid})
@@ -288,6 +313,7 @@ class ZygoteProcess:
             self._living.add(pid)
             said = Said(said.word, pid=pid, pidfd=pidfd)
         self.asked -= 1
+        self._answered_at = time.monotonic()
         self._hooks.cloned(self, said)
 
     def _is_ready(self) -> None:

@@ -138,8 +138,7 @@ class Zygote:
             self._household.failed(sandbox, str(error))
             return
         sandbox.handed_over(fds)
-        current.runs += 1
-        current.asked += 1
+        current.asks()
         self._asked.append(sandbox)
 
     def _answered(self, process: ZygoteProcess, said: Said) -> None:
