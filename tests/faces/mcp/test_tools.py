@@ -16,6 +16,7 @@ from mcp_types import ResourceTemplateReference
 from skillyard.config.faces.mcp import PROTOCOL_TOOLS, McpSettings
 from skillyard.domain.errors import Busy, InvalidInput
 from skillyard.domain.principal import LOCAL, Principal, Profile, Scope
+from skillyard.faces.mcp import tools
 from tests.faces.mcp.support import CODE, COMPLETED, FAILED, PNG, Told, answering, server
 from tests.faces.support import Engine, Hanging, within
 
@@ -148,6 +149,19 @@ async def test_a_tool_that_is_not_offered_is_not_called() -> None:
         with pytest.raises(MCPError, match=r"Unknown tool: 'secrets\.set'"):
             await client.call_tool("secrets.set", {"name": "x", "value": "y"})
     assert engine.calls == []
+
+
+def test_a_name_of_megabytes_is_not_compared_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call of 32 MiB held up everybody for a minute."""
+    compared: list[str] = []
+
+    def near(word: str, _known: list[str], n: int) -> list[str]:
+        compared.append(word)
+        return [] if n else compared
+
+    monkeypatch.setattr(tools, "get_close_matches", near)
+    assert "'run_codx" in str(tools.unknown("run_codx" * (1 << 20), ["run_code"]))
+    assert [len(word) for word in compared] == [64]
 
 
 async def test_an_internal_fault_shows_an_incident_alone() -> None:

@@ -89,10 +89,10 @@ def find(methods: Mapping[str, Method[Any]], called: str) -> Method[Any] | None:
 
 def unknown(called: str, known: Iterable[str]) -> MCPError:
     """Returns the error for a tool that the caller is not offered."""
-    names = sorted(known)
-    near = get_close_matches(called, names, n=1)
+    names, shown = sorted(known), called[:64]  # to compare a name of megabytes would hold up everybody
+    near = get_close_matches(shown, names, n=1)
     hint = f"; did you mean '{near[0]}'" if near else ""
-    return MCPError(INVALID_PARAMS, f"Unknown tool: '{called[:64]}'{hint}; offered are {', '.join(names[:64])}")
+    return MCPError(INVALID_PARAMS, f"Unknown tool: '{shown}'{hint}; offered are {', '.join(names[:64])}")
 
 
 def tool_of(method: Method[Any], names: Names) -> Tool:
