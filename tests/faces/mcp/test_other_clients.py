@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from tests.faces.mcp.stdio_bridge import bridged
@@ -63,6 +64,28 @@ PREPARED = (
 
 Resources within answers become text there (docs/mcp.md), which two further scenarios count as a failure.
 """
+
+OF_TASKS = ("tasks-wire-fields", "tasks-capability-negotiation", "tasks-request-state-removal")
+MANIFEST = """name = "{name}"
+version = "1.0.0"
+description = "Of the suite."
+kind = "action"
+
+[runtime]
+language = "python"
+entrypoint = "main.py"
+export = "main"
+"""
+MODERN = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+    "io.modelcontextprotocol/clientCapabilities": {},
+    "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+}
+SKILLS = {
+    "greet": "def main(args):\n    return {'said': 'Hello, ' + args['name'] + '!'}\n",
+    "slow.compute": "import time\ndef main(args):\n    time.sleep(args['seconds'])\n    return {'label': 1}\n",
+    "failing.job": "def main(args):\n    raise ValueError('it fails')\n",
+}
 
 SCRIPT = """
 const code = {language: 'python', code: 'def main(args): return {x: 1}'.replace('x:', '"x":')};
@@ -163,6 +186,29 @@ def test_conformance_over_stdio(served: Served, scenario: str) -> None:
 def test_conformance_of_tools_of_the_gateway(prepared: dict[str, str], served: Served, scenario: str) -> None:
     """What a jailed server answers comes as it is, in the forms of the protocol."""
     with bridged([sys.executable, "-m", "skillyard", "mcp"], prepared, "prepared__") as url:
+        _conforms(served, url, scenario)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scenario", OF_TASKS)
+def test_conformance_of_tasks(tmp_path: Path, served: Served, scenario: str) -> None:
+    """Skills are the tools of the suite."""
+    for name, code in SKILLS.items():
+        place = tmp_path / "skills" / name
+        place.mkdir(parents=True)
+        (place / "skill.toml").write_text(MANIFEST.format(name=name))
+        (place / "SKILL.md").write_text(
+            f"---\nname: {name.replace('.', '-')}\ndescription: Of the suite.\n---\nText.\n"
+        )
+        (place / "main.py").write_text(code)
+    env = environ(tmp_path / "data") | {"SKILLYARD_MCP__EXPOSE_SKILLS": '["*"]'}
+    command = [sys.executable, "-m", "skillyard", "mcp", "--skills-dir", str(tmp_path / "skills")]
+    with bridged(command, env, "skill_") as url:
+        # The suite waits for seconds, and the first run waits for imports and a warm interpreter.
+        params = {"name": "greet", "arguments": {"name": "you"}, "_meta": MODERN}
+        first = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        said = httpx2.post(url, json=first, timeout=BOUND_S, trust_env=False).text
+        assert "Hello, you!" in said, said
         _conforms(served, url, scenario)
 
 
