@@ -1,7 +1,8 @@
-"""The wheel that pip makes: whole, alone, and usable outside the repository."""
+"""The wheel that pip makes of the files that the server's image copies: whole, alone, and usable elsewhere."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,9 +16,16 @@ pytest.importorskip("hatchling", reason="the build backend is not installed (./c
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("wheel")
+    target, context = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("context")
+    building, _ = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8").split("COPY --from=")
+    for line in building.splitlines():
+        for name in line.split()[1:-1] if line.startswith("COPY ") else ():
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, context / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / name, context / name)
     options = ["--no-deps", "--no-build-isolation", "--disable-pip-version-check", "-q", "-w", str(target)]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(ROOT)], check=True, timeout=100)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(context)], check=True, timeout=100)
     (made,) = target.glob("*.whl")
     return made
 

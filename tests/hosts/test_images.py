@@ -61,7 +61,8 @@ def _import_debian(docker: Docker, scratch: Path) -> None:
     mirror = re.search(r"^URIs: *(\S+)", MIRROR.read_text(), re.MULTILINE)
     assert mirror is not None
     root = scratch / "root"
-    command = ["debootstrap", "--variant=minbase", "--include=python3,python3-venv,ca-certificates", "bookworm"]
+    packages = "python3,python3-venv,ca-certificates,gcc,libc6-dev"
+    command = ["debootstrap", "--variant=minbase", f"--include={packages}", "bookworm"]
     made = subprocess.run([*command, str(root), mirror[1]], capture_output=True, text=True, timeout=900)
     if made.returncode:
         pytest.skip(f"debootstrap: {made.stdout.strip()[-300:]}")
@@ -159,6 +160,7 @@ def test_the_server_stands_as_composed(docker: Docker, served: str) -> None:
     told = json.loads(docker("exec", served, "skillyard", "doctor", "--json").stdout)
     assert told["mandatory_missing"] == []
     assert told["abilities"]["egress"]["level"] == "kernel", told["abilities"]
+    assert told["facts"]["walls"] == "made in C"
     exposed = docker("inspect", "--format", "{{json .Config.ExposedPorts}}", served).stdout
     assert json.loads(exposed) == {"8765/tcp": {}}
 
