@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import AsyncIterator
 
@@ -18,6 +19,7 @@ from skillyard.testing.sandbox_suite.ground import code, collect, done, fresh, l
 
 pytestmark = [pytest.mark.anyio, pytest.mark.ordinary]
 LIMITS = Limits(timeout_ms=60_000)
+PATIENCE = float(os.environ.get("SKILLYARD_TEST_PATIENCE") or 1)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["compiled", "python"])
@@ -27,7 +29,7 @@ async def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     backend = NativeBackend(tmp_path_factory.mktemp("native") / "run", NativeSettings(compiled=request.param))
     if not (found := await backend.probe()).ready:
         pytest.skip(found.facts["why"])
-    yield Ground(backend, tmp_path_factory.mktemp("scratch"))
+    yield Ground(backend, tmp_path_factory.mktemp("scratch"), patience=PATIENCE)
     await backend.close()
 
 
@@ -152,7 +154,7 @@ def main(args):
 
 async def test_a_program_over_its_time_leaves_its_files_to_another(ground: Ground) -> None:
     async with ground.sandbox(LIMITS, single=True) as sandbox:
-        process = await start(sandbox, code(STAYS), timeout_ms=1500)
+        process = await start(sandbox, code(STAYS), timeout_ms=round(1500 * ground.patience))
         ending = await process.wait()
         assert ending.outcome is Outcome.TIMEOUT
         seen = await run(sandbox, code("import os\ndef main(args): return {'left': open('kept').read(), 'pids': "

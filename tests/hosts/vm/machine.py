@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.hosts.vm.image import Image
 
 _RESULTS_MB = 64
-_COMMAND_LINE = "console=ttyS0 root=/dev/nvme0n1 rw panic=-1 quiet init=/opt/skillyard/tests/hosts/vm/inside/init.sh"
+_COMMAND_LINE = "root=/dev/nvme0n1 rw panic=-1 quiet init=/opt/skillyard/tests/hosts/vm/inside/init.sh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,10 @@ def run(image: Image, scenario: str, work: Path, *, timeout_s: float, memory_mb:
     started = time.monotonic()
     machine = subprocess.Popen(
         [
-            *("qemu-system-x86_64", "-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"),
+            *(*image.kind.emulator, "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"),
             *("-m", str(memory_mb), "-nodefaults", "-nographic", "-no-reboot", "-serial", f"file:{console}"),
-            *("-kernel", str(image.kernel), "-append", f"{_COMMAND_LINE} scenario={scenario}"),
+            *("-kernel", str(image.kernel)),
+            *("-append", f"console={image.kind.console} {_COMMAND_LINE} scenario={scenario}"),
             *("-drive", f"file={image.disk},format=raw,if=none,id=system,snapshot=on"),
             *("-device", "nvme,drive=system,serial=system"),
             *("-drive", f"file={results},format=raw,if=none,id=results"),

@@ -1,5 +1,6 @@
 """The native backend on a Debian kernel with cgroup version 2 alone, under emulation: its conformance suite as root
-and as a user with a delegated group, and what doctor says of services and of closed user namespaces."""
+and as a user with a delegated group, what doctor says of services and of closed user namespaces, and the compiled part
+on another processor."""
 
 from __future__ import annotations
 
@@ -30,6 +31,19 @@ def test_conformance_with_control_groups_of_version_2(machine_image: Image, tmp_
     assert not failed, outcome.text("output.txt")[-8000:]
     assert passed > 100
     assert len(skipped) <= FEW_SKIPPED, skipped
+
+
+def test_the_compiled_part_runs_on_another_processor(arm_image: Image, tmp_path: Path) -> None:
+    """Beside the interpreter's own steps, by the same tests."""
+    outcome = machine.run(arm_image, "root_first", tmp_path, timeout_s=SUITE_S)
+    found = _doctor(outcome)
+    _counted_by_version_2(found)
+    assert found["facts"]["walls"] == "made in C", found["facts"]
+    passed, skipped, failed = _results(outcome.text("suite.xml"))
+    print(f"aarch64: {passed} passed, {len(skipped)} skipped, {len(failed)} failed in {outcome.seconds:.0f} s")
+    assert not failed, outcome.text("output.txt")[-8000:]
+    assert passed > 20
+    assert not skipped, skipped
 
 
 @pytest.mark.parametrize("who", ["root", "user"])

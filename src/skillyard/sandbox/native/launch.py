@@ -15,7 +15,7 @@ from typing import Any
 from skillyard.domain.errors import SandboxFault, SandboxGone
 from skillyard.ipc.peers import peer
 
-_START_BOUND_S = 20.0
+_START_BOUND_S = 60.0
 _LOOK_AGAIN_S = 0.02
 _CODE = "import sys, json; sys.path.insert(0, sys.argv[1]); from {} import main; main(json.loads(sys.argv[2]))"
 

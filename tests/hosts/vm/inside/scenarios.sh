@@ -34,14 +34,23 @@ as_tester() { # group, command…: in that group from the start, as a service is
 }
 
 doctor="python3 -m skillyard doctor --json"
-suite="python3 -m pytest -q -p no:cacheprovider --timeout 600 -c $project/pyproject.toml --rootdir $project
-    $project/tests/conformance/sandbox/test_native_backend.py --junitxml"
+pytest="python3 -m pytest -q -p no:cacheprovider --timeout 600 -c $project/pyproject.toml --rootdir $project"
+first="$project/tests/conformance/sandbox/test_native_first.py $project/tests/conformance/sandbox/test_native_parting.py"
+suite="$pytest $project/tests/conformance/sandbox/test_native_backend.py $first --junitxml"
 
 root() {
     hand_down
     python -m skillyard doctor --json >/results/doctor.json
     cd "$project"
     python ${suite#python3} /results/suite.xml
+}
+
+# The same of what stands on the compiled part alone, with the interpreter beside it.
+root_first() {
+    hand_down
+    python -m skillyard doctor --json >/results/doctor.json
+    cd "$project"
+    python ${pytest#python3} $first --junitxml /results/suite.xml
 }
 
 # A user's service: the delegated group is above the one it runs in.
