@@ -44,6 +44,7 @@ _PAUSE_S = 0.002
 _WAITING = 16
 _BEGUN, _DONE, _SIZE = b"!", b".", 8
 _MOST_WORDS = 200
+_NO_SOCKETS = "this isolation gives no unix sockets, so no interpreter keeps the names of cells"
 _LONGEST = 2000
 """Characters of the text that stands for a value without a form in JSON."""
 _TOP_LEVEL_AWAIT = _ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -67,6 +68,9 @@ def run_cell(request: Mapping[str, Any], channel: Channel) -> NoReturn:
             data = _write_json(request).encode()
             leader.sendall(len(data).to_bytes(_SIZE, "big") + data)
             word = leader.recv(_MOST_WORDS)
+    except PermissionError:
+        channel.finish(b"X", failure.describe(InterpreterLost(_NO_SOCKETS)))
+        _exit(1)
     except OSError as error:
         word = str(error.strerror).encode()
     if word != _DONE:
@@ -244,12 +248,23 @@ def _signal_name(number: int) -> str:
 
 
 def _is_program(pid: int) -> bool:
-    """Returns whether the sandbox's first process began ``pid``, and no cell or service did."""
+    """Returns whether the process that began this one began ``pid`` as well.
+
+    No cell or service did, then. It is the sandbox's first one, or an agent, which has a supervisor for each program.
+    """
+    parent, ours = _parent(pid), os.getppid()
+    if ours == 1:
+        return parent == 1
+    return parent > 1 and _parent(parent) == _parent(ours) > 0
+
+
+def _parent(pid: int) -> int:
+    """Returns the parent of a process; 0 where none is told."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1]) == 1
+            return int(file.read().rpartition(b")")[2].split()[1])
     except (OSError, ValueError, IndexError):
-        return False
+        return 0
 
 
 class _Blobs:
