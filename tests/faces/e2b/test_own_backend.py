@@ -83,6 +83,8 @@ async def ground(yard: Yard, tmp_path_factory: pytest.TempPathFactory) -> AsyncI
         return backend_over(yard, other, gate)
 
     probe = await backend.probe()
+    if "memfd_create" in probe.facts.get("why", ""):
+        pytest.skip(probe.facts["why"])
     assert probe.ready, probe.facts
     before = {each["sandboxID"] for each in yard.api("GET", "/v2/sandboxes").json()}
     yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), reopen, gate=gate, patience=3.0)

@@ -120,7 +120,10 @@ def _sealed(packed: bytes) -> int:
     import fcntl
     import zlib
 
-    guest = os.memfd_create("guest", os.MFD_ALLOW_SEALING)
+    try:
+        guest = os.memfd_create("guest", os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise OSError(f"the machine gives no memory that can be sealed: memfd_create: {error.strerror}") from None
     view = memoryview(zlib.decompress(packed))
     while view:
         view = view[os.write(guest, view) :]
