@@ -21,7 +21,7 @@ NOTHING, LOST, DONE = "no record", "lost", "exit"
 
 SHORT = [
     ("records", "insert", "after", {LOST}),
-    ("backend", "create", "while", {LOST}),
+    ("backend", "launch", "while", {LOST}),
     ("observer", "-", "started", {LOST}),
     ("blobs", "create", "while", {LOST}),
     ("backend", "destroy", "while", {LOST}),
@@ -32,7 +32,7 @@ STEPS = [
     *SHORT,
     ("records", "insert", "before", {NOTHING}),
     ("records", "insert", "while", {NOTHING, LOST}),
-    ("backend", "create", "after", {LOST}),
+    ("backend", "launch", "after", {LOST}),
     ("blobs", "create", "before", {LOST}),
     ("blobs", "create", "after", {LOST}),
     ("backend", "destroy", "before", {LOST}),

@@ -12,7 +12,7 @@ from typing import Any
 from skillyard.config.policy import PolicySettings
 from skillyard.domain.errors import InvalidInput, ProtectionMissing, shown
 from skillyard.domain.sandbox.guarantees import AUTO, Demand, Level, Probe, Protection, guarantees
-from skillyard.ports.sandbox import Backend, Imaged, Sandbox
+from skillyard.ports.sandbox import Backend, Imaged, Launching, Sandbox
 
 
 class Offer:
@@ -29,6 +29,7 @@ class Offer:
         self.probe = probe
         self.demand = demand
         self.refusal = _verdict(probe, demand)
+        self._launching = backend if isinstance(backend, Launching) else None
         self._met: tuple[tuple[Mapping[str, str], str] | None, dict[str, Any]] = (None, {})
 
     def check_ready(self) -> None:
@@ -56,6 +57,19 @@ class Offer:
             told["kernel_surface"]["evidence"] = [*told["kernel_surface"]["evidence"], f"walls {made}"]
         self._met = ((dict(enforced), made), told)
         return told
+
+    def launcher(self) -> Launching | None:
+        """Returns the backend where it starts programs with their sandboxes.
+
+        Their walls are as policy demands then.
+
+        Raises ProtectionMissing. None where the walls of a sandbox are known only when it is there.
+        """
+        if self._launching is None or (enforced := self._launching.enforces) is None:
+            return None
+        if self._met[0] is None or self._met[0][0] != enforced:
+            self.demand.check(self._found(enforced))
+        return self._launching
 
     def demanding(self, names: frozenset[str]) -> Offer:
         """Returns the same backend for a run that must have these guarantees and walls, too."""

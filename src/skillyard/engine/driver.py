@@ -16,7 +16,7 @@ from skillyard.config.network import NetworkSettings
 from skillyard.config.packages import EnvironmentSettings, PackagesSettings
 from skillyard.domain.errors import Busy, IdempotencyConflict, ProtectionMissing, SandboxGone, SkillyardError
 from skillyard.domain.sandbox.frames import Result
-from skillyard.domain.sandbox.spec import AtCap, Guest, Stream, StreamLimits
+from skillyard.domain.sandbox.spec import AtCap, Guest, Start, Stream, StreamLimits
 from skillyard.domain.work.record import Ending, Outcome, RunRecord, RunStatus
 from skillyard.engine.commands.ending import concluded, cut_short, judged
 from skillyard.engine.commands.output import Marked
@@ -188,10 +188,12 @@ class Driver:
             return Failure("SandboxError", error.message)
 
     async def _work(self) -> Failure | None:
+        if self._ledger is None:  # the record of another says where its sandbox is before the program starts
+            self._loan.first = self._first(self._job.guest)
         sandbox, guest = await self._loan.open(self._job.guest)
         if image := self._loan.image:
             self._record = replace(self._record, digests={**self._record.digests, "image": image})
-        if self._active.cancel_reason is not None:
+        if self._active.cancel_reason is not None and not self._loan.launched:
             raise _CancelledEarly(self._active.cancel_reason)
         return await self._follow(sandbox, await self._start(sandbox, guest))
 
@@ -252,13 +254,8 @@ class Driver:
         found.started_at = tools.clock.now()
         if self._ledger is not None:
             self._record = await self._ledger.running(self._standing(sandbox))
-        at_cap = AtCap.END if self._ledger is None else job.at_cap
-        process = await sandbox.start(
-            Guest(guest, kept=self._loan.keeps),
-            id=self._run_id,
-            timeout_ms=job.limits.timeout_ms,
-            streams=StreamLimits(tools.log_bytes, tools.blob_bytes + _BESIDE_BLOBS, at_cap=at_cap),
-        )
+        first = self._first(guest)
+        process = await sandbox.start(first.program, id=first.id, timeout_ms=first.timeout_ms, streams=first.streams)
         self._active.begin(process, sandbox)
         if self._loan.keeps:
             await self._loan.hand_back()
@@ -268,6 +265,12 @@ class Driver:
         if self._active.cancel_reason is not None:
             await process.kill(self._active.cancel_reason)
         return process
+
+    def _first(self, guest: Mapping[str, Any]) -> Start:
+        tools, job = self._tools, self._job
+        at_cap = AtCap.END if self._ledger is None else job.at_cap
+        streams = StreamLimits(tools.log_bytes, tools.blob_bytes + _BESIDE_BLOBS, at_cap=at_cap)
+        return Start(Guest(guest, kept=self._loan.keeps), self._run_id, job.limits.timeout_ms, streams)
 
     def _standing(self, sandbox: Sandbox) -> RunRecord:
         """Returns the record of a run whose program is about to start in ``sandbox``."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from skillyard.domain.errors import SandboxFault, SkillyardError
-from skillyard.domain.sandbox.spec import SandboxSpec
+from skillyard.domain.sandbox.spec import SandboxSpec, Start
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Ending
 from skillyard.engine.backends import Offer
@@ -64,6 +64,10 @@ class Loan:
         """The id of the session whose sandbox it is."""
         self.keeps = False
         """Whether its program goes on while others use the sandbox."""
+        self.first: Start | None = None
+        """The program that may be started with the sandbox, where nothing is left to be done between."""
+        self.launched = False
+        """Whether it was."""
         self.interpreter: dict[str, str] | None = None
         """The part of a cell's record about its interpreter."""
         self.enforced: dict[str, str] = {}
@@ -131,7 +135,7 @@ class Loan:
             self._spec = await network.join(self._spec)
         self._creating = True
         try:
-            self.sandbox = sandbox = await self._create(self._order.key)
+            self.sandbox = sandbox = await self._launch(self._order.key)
         except Exception:
             self._creating = False  # nothing is left of it
             raise
@@ -142,6 +146,14 @@ class Loan:
 
     async def _create(self, key: str) -> Sandbox:
         return await self._order.offer.backend.create(self._spec, key)
+
+    async def _launch(self, key: str) -> Sandbox:
+        """Creates the sandbox, with the first program where that can be."""
+        if self.first is None or self.network is not None or (launcher := self._order.offer.launcher()) is None:
+            return await self._create(key)
+        sandbox = await launcher.launch(self._spec, key, self.first)
+        self.launched = True
+        return sandbox
 
     async def hand_back(self) -> None:
         """Learns that the program was started. Where it is kept, others may use the sandbox from now on."""

@@ -17,6 +17,7 @@ from skillyard.domain.sandbox.spec import (
     Prepared,
     Program,
     SandboxSpec,
+    Start,
     Stream,
     StreamLimits,
     Terminal,
@@ -287,6 +288,23 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Let go: RUN sandboxes end, TASK sandboxes stay where the backend can keep them."""
+        ...
+
+
+@runtime_checkable
+class Launching(Protocol):
+    """A backend that starts a program with its sandbox, in one step."""
+
+    @property
+    def enforces(self) -> Mapping[str, str] | None:
+        """Returns the level of each wall in all of its sandboxes; None where each is to be asked."""
+        ...
+
+    async def launch(self, spec: SandboxSpec, key: str, first: Start) -> Sandbox:
+        """As ``create``, with a program that was started. ``start`` with the same id gives its process.
+
+        Where a backend lost the sandbox before it told of it, the program may be started again in another one.
+        """
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import AsyncIterator
@@ -9,13 +10,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from skillyard.config.backends import NativeSettings
-from skillyard.domain.sandbox.spec import Argv, Stream
+from skillyard.domain.sandbox.spec import Argv, Start, Stream
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Outcome
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.grounds import root
 from skillyard.testing.sandbox_suite import Ground
-from skillyard.testing.sandbox_suite.ground import code, collect, done, fresh, look, python, run, start
+from skillyard.testing.sandbox_suite.ground import code, collect, done, fresh, look, processes, python, run, start
 
 pytestmark = [pytest.mark.anyio, pytest.mark.ordinary]
 LIMITS = Limits(timeout_ms=60_000)
@@ -99,6 +100,37 @@ async def test_a_guest_stands_behind_the_same_walls(ground: Ground) -> None:
             got = await run(sandbox, code(GUEST_LOOK))
         assert got.ending.outcome is Outcome.EXIT
         assert b'"mem":"PermissionError","own":true,"null":true,"parent":1' in got.channel
+
+
+@pytest.mark.parametrize("single", [True, False])
+async def test_a_guest_is_launched_with_its_sandbox(ground: Ground, single: bool) -> None:
+    backend, guest = ground.backend, code("import os\ndef main(args): return {'sum': 3, 'pid': os.getpid()}")
+    assert isinstance(backend, NativeBackend)
+    for number in range(5):
+        spec, key, first = await ground.spec(LIMITS, single=single), fresh("key"), Start(guest, f"p{number}", 60_000)
+        both = await asyncio.gather(backend.launch(spec, key, first), backend.create(spec, key))
+        assert both[0] is both[1], "the key names one sandbox"
+        process = await both[0].start(guest, id=first.id)
+        got = await done(process)
+        assert (got.ending.outcome, got.channel.count(b'"sum":3')) == (Outcome.EXIT, 1)
+        await backend.destroy(both[0].handle)
+    assert await backend.survey() == []
+
+
+async def test_a_launch_that_is_given_up_leaves_nothing(ground: Ground) -> None:
+    backend, mark = ground.backend, fresh("given-up")
+    assert isinstance(backend, NativeBackend)
+    source = "import subprocess\ndef main(args): subprocess.run(['sleep', '600', '" + mark + "'])"
+    spec = await ground.spec(LIMITS, single=True)
+    for pause_s in (0, 0.002, 0.01, 0.03):
+        launching = asyncio.create_task(backend.launch(spec, fresh("key"), Start(code(source), "p", 60_000)))
+        await asyncio.wait([launching], timeout=pause_s)
+        if not launching.cancel():
+            await backend.destroy((await launching).handle)
+        await asyncio.wait([launching])
+    async with asyncio.timeout(60):
+        while await backend.survey() or processes(mark):
+            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("size", [1, 150_000])

@@ -10,9 +10,10 @@ import pytest
 from skillyard.config.limits import AdmissionSettings
 from skillyard.domain.errors import Busy, InvalidInput, ProtectionMissing, SandboxFault
 from skillyard.domain.package.environment import Wanted
-from skillyard.domain.sandbox.guarantees import Probe
+from skillyard.domain.sandbox.guarantees import Demand, Probe
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.domain.work.limits import Limits
+from skillyard.engine.backends import Offer
 from skillyard.engine.lending import Lender, Order
 from skillyard.engine.observer import Fault
 from skillyard.engine.packages.build import BuildLog
@@ -142,6 +143,19 @@ async def test_a_build_has_a_place(rig: Rig) -> None:
     shop.admission.close()
     with pytest.raises(BuildFailed, match="shutting down"):
         await SandboxBuilder(steps).resolve(Wanted.of(["x"]), BuildLog())
+
+
+async def test_no_program_is_launched_behind_lesser_walls(rig: Rig) -> None:
+    probe, backend = await rig.backend.probe(), rig.backend
+    backend.launch = backend.create  # type: ignore[attr-defined]
+    backend.enforces = {**probe.enforced(), "network": "missing"}  # type: ignore[attr-defined]
+    offer = Offer(backend, probe, Demand())
+    with pytest.raises(ProtectionMissing, match="network"):
+        offer.launcher()
+    backend.enforces = None  # type: ignore[attr-defined]
+    assert offer.launcher() is None
+    backend.enforces = probe.enforced()  # type: ignore[attr-defined]
+    assert offer.launcher() is not None
 
 
 async def test_none_is_lent_when_the_server_closes(rig: Rig) -> None:

@@ -238,6 +238,16 @@ DEFAULT_STREAMS = StreamLimits()
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """The start of a program, as :meth:`~skillyard.ports.sandbox.Sandbox.start` takes it."""
+
+    program: Program
+    id: str
+    timeout_ms: int | None = None
+    streams: StreamLimits = DEFAULT_STREAMS
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A file, directory, link or other name (``kind``) of a sandbox. Untrusted.
 

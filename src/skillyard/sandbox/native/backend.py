@@ -7,7 +7,7 @@ import hashlib
 import secrets
 import shutil
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from skillyard.domain.errors import ProtectionMissing, SandboxCutOff, SandboxFau
 from skillyard.domain.network.session import Egress
 from skillyard.domain.sandbox.content import Content, JailDirectory
 from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
-from skillyard.domain.sandbox.spec import EnvironmentRef, Held, Mount, Prepared, SandboxSpec
+from skillyard.domain.sandbox.spec import EnvironmentRef, Held, Mount, Prepared, SandboxSpec, Start
 from skillyard.domain.work.record import Usage
 from skillyard.ipc.channel import close_all
 from skillyard.ports.gate import Plug
@@ -27,7 +27,7 @@ from skillyard.sandbox.native.groups.groups import sweep_noted
 from skillyard.sandbox.native.keepers import Keepers, held_by, other_versions, stop
 from skillyard.sandbox.native.link import Link
 from skillyard.sandbox.native.probe import probe
-from skillyard.sandbox.native.sandbox import NativeSandbox, PluggedSandbox, listen
+from skillyard.sandbox.native.sandbox import NativeSandbox, PluggedSandbox, launch_message, listen
 from skillyard.sandbox.registry import Kind, Place
 
 _USUAL = NativeSettings()
@@ -112,31 +112,42 @@ class NativeBackend:
         """Returns the keeper's findings about the host. Raises SandboxFault."""
         return await (await self._linked()).facts()
 
+    @property
+    def enforces(self) -> Mapping[str, str] | None:
+        return self._enforced if self._probe is not None and self.name == "native" else None
+
+    async def launch(self, spec: SandboxSpec, key: str, first: Start) -> NativeSandbox:
+        return await self._make(spec, key, first)
+
     async def create(self, spec: SandboxSpec, key: str) -> NativeSandbox:
+        return await self._make(spec, key, None)
+
+    async def _make(self, spec: SandboxSpec, key: str, first: Start | None) -> NativeSandbox:
         if self._probe is None:
             await self.probe()
         self._demand(spec)
         if _is_placed(spec):
-            return await self._create(spec, key)
+            return await self._create(spec, key, first)
         async with self._content.placed(spec, key) as placed:
-            sandbox = await self._create(placed, key)
+            sandbox = await self._create(placed, key, first)
             self._keeping[sandbox.handle] = key
             return sandbox
 
-    async def _create(self, spec: SandboxSpec, key: str) -> NativeSandbox:
+    async def _create(self, spec: SandboxSpec, key: str, first: Start | None) -> NativeSandbox:
         try:
-            return await self.create_unchecked(spec, key)
-        except SandboxGone:  # with its keeper, before it was used: the next keeper makes another
-            return await self.create_unchecked(spec, key)
+            return await self.create_unchecked(spec, key, first)
+        except SandboxGone:  # with its keeper, before anybody saw of it: the next keeper makes another
+            return await self.create_unchecked(spec, key, first)
 
     @property
     def has_gate(self) -> bool:
         return self._plug is not None
 
-    async def create_unchecked(self, spec: SandboxSpec, key: str) -> NativeSandbox:
+    async def create_unchecked(self, spec: SandboxSpec, key: str, first: Start | None = None) -> NativeSandbox:
         """:meth:`create` without comparing demand and offer: what the probe itself uses."""
         link = self._link if self._link is not None and self._link.alive else await self._linked()
         shape = self.shape(link, spec)
+        start, body = (None, b"") if first is None else launch_message(first)
         asked = link.ask(
             {
                 "op": "create",
@@ -149,7 +160,10 @@ class NativeBackend:
                 "shape": shape,
                 "shows": [_show(mount) for mount in spec.mounts],
                 "listen": _listen(spec),
+                "start": start,
             },
+            body,
+            comes=lambda answer: self._made(link, answer, first),
             unwanted=lambda late: self._unwanted(link, late),
         )
         try:
@@ -162,14 +176,21 @@ class NativeBackend:
             raise SandboxGone(answer["gone"])
         if "handle" not in answer:
             raise SandboxFault(f"no sandbox could be made: {answer['error']}")
-        handle = answer["handle"]
-        held = self._sandboxes.get(handle)
-        if held is None:
-            held = self._sandboxes[handle] = self.hold(link, handle, self._enforced)
-            held.made = str(answer.get("walls", ""))  # an older keeper does not tell
+        held = self._sandboxes[answer["handle"]]
         if spec.egress is not None:
             await self._plug_in(link, held, spec.egress, answer.get("sockets", ()))
         return held
+
+    def _made(self, link: Link, answer: dict[str, Any], first: Start | None) -> None:
+        """Holds a sandbox before the end of its first program, which may be the next word."""
+        if (handle := answer.get("handle")) is None:
+            return
+        held = self._sandboxes.get(handle)
+        if held is None:
+            held = self._sandboxes[handle] = self.hold(link, handle, self._enforced)
+            held.made = str(answer.get("walls", ""))
+        if first is not None:
+            held.launched(first)
 
     async def open_sockets(self, handle: str, asked: dict[str, Any]) -> list[socket.socket]:
         """Listen in a sandbox without handing it to the gate: how the probe looks. Raises SandboxFault."""

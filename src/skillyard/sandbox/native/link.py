@@ -7,7 +7,7 @@ import itertools
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from skillyard.domain.errors import SandboxCutOff, SandboxFault, SandboxGone
 from skillyard.ipc.channel import Channel, Header, close_all
@@ -63,6 +63,12 @@ class Following:
             self._waiting.set_result(None)
 
 
+class _Asked(NamedTuple):
+    future: asyncio.Future[tuple[Header, bytes]]
+    unwanted: Callable[[Header], None]
+    comes: Callable[[Header], None]
+
+
 class Link:
     """The server's end of a keeper's socket.
 
@@ -87,7 +93,7 @@ class Link:
         self._on_gone = on_gone
         self._numbers = itertools.count(1)
         self._followings: dict[int, Following] = {}
-        self._asked: dict[int, tuple[asyncio.Future[tuple[Header, bytes]], Callable[[Header], None]]] = {}
+        self._asked: dict[int, _Asked] = {}
         self._hello: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.ended = asyncio.Event()
         """Set when the connection is over: a keeper that was told to stop has ended then."""
@@ -109,13 +115,20 @@ class Link:
         return self._hello.result()
 
     def ask(
-        self, header: Header, body: bytes = b"", unwanted: Callable[[Header], None] = lambda _: None
+        self,
+        header: Header,
+        body: bytes = b"",
+        unwanted: Callable[[Header], None] = lambda _: None,
+        comes: Callable[[Header], None] = lambda _: None,
     ) -> asyncio.Future[tuple[Header, bytes]]:
-        """The answer, to be awaited through :meth:`answer`. ``unwanted`` gets that of a cancelled future."""
+        """The answer, to be awaited through :meth:`answer`.
+
+        ``comes`` gets it before anything else that the keeper says; ``unwanted`` gets that of a cancelled future.
+        """
         number = next(self._numbers)
         header["q"] = number
         future: asyncio.Future[tuple[Header, bytes]] = self._loop.create_future()
-        self._asked[number] = future, unwanted
+        self._asked[number] = _Asked(future, unwanted, comes)
         self.tell(header, body)
         return future
 
@@ -173,11 +186,12 @@ class Link:
             if sockets:
                 header["sockets"] = sockets
             asked = self._asked.pop(header["a"], None)
-            if asked is not None and not asked[0].done():
-                asked[0].set_result((header, body))
+            if asked is not None and not asked.future.done():
+                asked.comes(header)
+                asked.future.set_result((header, body))
                 return
             if asked is not None:
-                asked[1](header)
+                asked.unwanted(header)
         elif header.get("event") == "end":
             self._on_end(header, body)
         elif header.get("event") == "output":
@@ -197,9 +211,9 @@ class Link:
 
     def _lost(self) -> None:
         self.alive = False
-        for future, _ in self._asked.values():
-            if not future.done():
-                future.set_result((_CUT, b""))
+        for asked in self._asked.values():
+            if not asked.future.done():
+                asked.future.set_result((_CUT, b""))
         self._asked.clear()
         for following in self._followings.values():
             following.push(b"", _CUT)

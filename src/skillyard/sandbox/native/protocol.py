@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 SINCE: Mapping[str, int] = {
     "attach": 1,
     "close_stdin": 1,
-    "create": 5,
+    "create": 6,
     "destroy": 1,
     "environment": 1,
     "follow": 2,

@@ -26,6 +26,7 @@ from skillyard.domain.sandbox.spec import (
     AtCap,
     Guest,
     Program,
+    Start,
     Stream,
     StreamLimits,
     Terminal,
@@ -228,18 +229,7 @@ class NativeSandbox(FilesOfSandbox):
         if self._over:
             raise self._over("the sandbox is gone")
         header, body = self.message(program)
-        header.update(
-            op="start",
-            handle=self.handle,
-            id=id,
-            timeout_ms=timeout_ms,
-            log_bytes=streams.log_bytes,
-            stderr_bytes=streams.stderr_bytes,
-            channel_bytes=streams.channel_bytes,
-            ring=streams.at_cap is AtCap.RING,
-            wait=streams.at_cap is AtCap.WAIT,
-            tied=tied,
-        )
+        header.update(_start(id, timeout_ms, streams, tied=tied), op="start", handle=self.handle)
         if isinstance(program, Guest) and (program.kept or program.alone):
             header.update(op="keep" if program.kept else "start", alone=program.alone)
         elif isinstance(program, Argv) and program.terminal is not None:
@@ -255,6 +245,11 @@ class NativeSandbox(FilesOfSandbox):
                 del self.processes[id]
                 raise
         return process
+
+    def launched(self, first: Start) -> None:
+        """Learns that the keeper started a guest with the sandbox."""
+        if first.id not in self.processes:
+            self.processes[first.id] = NativeProcess(self._link, self.handle, first.id, _GUEST_PATIENCE_S)
 
     async def process(self, id: str) -> NativeProcess:
         known = self.processes.get(id)
@@ -307,6 +302,25 @@ class NativeSandbox(FilesOfSandbox):
             stream.abort()
         for process in self.processes.values():
             process.lost(cut_off=cut_off)
+
+
+def launch_message(first: Start) -> tuple[dict[str, Any], bytes]:
+    """Returns the start of a guest for the message by which its sandbox is created."""
+    header, body = _message(first.program)
+    return {**header, **_start(first.id, first.timeout_ms, first.streams, tied=False)}, body
+
+
+def _start(id: str, timeout_ms: int | None, streams: StreamLimits, *, tied: bool) -> dict[str, Any]:
+    return {
+        "id": id,
+        "timeout_ms": timeout_ms,
+        "log_bytes": streams.log_bytes,
+        "stderr_bytes": streams.stderr_bytes,
+        "channel_bytes": streams.channel_bytes,
+        "ring": streams.at_cap is AtCap.RING,
+        "wait": streams.at_cap is AtCap.WAIT,
+        "tied": tied,
+    }
 
 
 def _message(program: Program) -> tuple[dict[str, Any], bytes]:

@@ -155,10 +155,14 @@ class Service:
         def answer(sandbox: Sandbox | None, error: str, sockets: Sequence[socket.socket] = ()) -> None:
             told: dict[str, Any] = {"error": error} if sandbox is None else _held(sandbox)
             askers = self._creating.pop(header["key"], [])
+            first = header["start"] if sandbox is not None and askers else None
+            begun = first is None or self._begins({**first, **told}, body)
             for asker in askers:
                 self._answer(asker, sockets=sockets, **told)
                 sockets = ()
             close_all(sockets)
+            if first is not None and not begun:
+                self._tell_no_start({**first, **told})
             if sandbox is not None and not askers:
                 self._destroy(sandbox, lambda: None)
 
@@ -201,10 +205,23 @@ class Service:
         try:
             self._start(header, body)
         except Exception:
-            if number is None and self._server is not None:
-                self._server.send({"event": "end", "handle": header["handle"], "id": header["id"], "gone": False})
+            if number is None:
+                self._tell_no_start(header)
             raise
         self._answer(number)
+
+    def _tell_no_start(self, header: Header) -> None:
+        if self._server is not None:
+            self._server.send({"event": "end", "handle": header["handle"], "id": header["id"], "gone": False})
+
+    def _begins(self, header: Header, body: bytes) -> bool:
+        """Starts the program that a sandbox was created with; returns whether it could."""
+        try:
+            self._start(header, body)
+        except Exception as error:  # noqa: BLE001 - the server hears of it behind the answer
+            self._loop.report(error)
+            return False
+        return True
 
     def _do_terminal(self, number: Number, header: Header, body: bytes) -> None:
         """Starts a program on a terminal."""
