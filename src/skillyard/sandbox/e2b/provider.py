@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from skillyard.config.backends import E2bSettings
-from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SandboxGone, shown
+from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SandboxGone
 from skillyard.domain.secret import EVERYBODY, Secret
 from skillyard.values import dataclass
 
@@ -188,7 +188,3 @@ def _said(error: BaseException, options: Mapping[str, Any]) -> str:
     if key := options.get("api_key"):
         text = text.replace(key, "…")
     return "".join(c if c.isprintable() else " " for c in text).strip()
-
-
-def unknown(id: str) -> SandboxGone:
-    return SandboxGone(f"sandbox {shown(id)} is unknown here")

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from skillyard.config.backends import OpenSandboxSettings
-from skillyard.domain.errors import BackendAway, SandboxFault, SandboxGone, shown
+from skillyard.domain.errors import BackendAway, SandboxFault, SandboxGone
 from skillyard.sandbox.opensandbox.http_entry import PORT
 from skillyard.values import dataclass
 
@@ -214,7 +214,3 @@ def _said(error: BaseException, key: str) -> str:
     if key:
         text = text.replace(key, "…")
     return "".join(c if c.isprintable() else " " for c in text[:_MOST_SAID]).strip()
-
-
-def unknown(id: str) -> SandboxGone:
-    return SandboxGone(f"sandbox {shown(id)} is unknown here")
