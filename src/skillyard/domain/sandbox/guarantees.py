@@ -286,3 +286,9 @@ class Probe:
 
     def enforced(self) -> dict[str, str]:
         return {name: p.level.value for name, p in self.protections.items()}
+
+
+def absent(backend: str, why: str, facts: Mapping[str, str], mend: str = "", *, away: bool = False) -> Probe:
+    """Returns the probe of a backend that cannot work here; ``away`` says that it may soon."""
+    nothing, told = Protection(Level.MISSING, why=why, mend=mend), f"{why}; {mend}" if mend else why
+    return Probe(backend, False, dict.fromkeys(PROTECTIONS, nothing), {**facts, "why": told}, away=told if away else "")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skillyard.domain.sandbox.guarantees import LIMITS, OWN_KERNEL, WALLS, Level, Probe, Protection
+from skillyard.domain.sandbox import guarantees
+from skillyard.domain.sandbox.guarantees import OWN_KERNEL, WALLS, Level, Probe, Protection
 from skillyard.sandbox.oci.probe import LOOK, spaces_of_host, walls_of
 
 __all__ = ["LOOK", "WITHOUT", "absent", "judge"]
 
 NAME = "e2b"
+absent = partial(guarantees.absent, NAME)
 WITHOUT = frozenset({"user_namespace", "landlock"})
 """Walls that the stage does not make: the machine itself is another, and the guarantees rest on the others."""
 _ONLY = "the machine has no other sandbox"
@@ -53,13 +56,6 @@ def judge(seen: Mapping[str, Any], machine: Mapping[str, Any], facts: Mapping[st
     if machine.get("terminals"):
         abilities["terminals"] = Protection(Level.PROVIDER, by="the machine has terminals of its own")
     return Probe(NAME, True, walls | ({OWN_KERNEL: kernel} if own else {}) | _limits(machine), told, abilities)
-
-
-def absent(why: str, facts: Mapping[str, str], mend: str = "", *, away: bool = False) -> Probe:
-    """Returns the probe where the backend cannot work; ``away`` says that it may soon."""
-    nothing = Protection(Level.MISSING, why=why, mend=mend)
-    protections = dict.fromkeys((*WALLS, *LIMITS), nothing)
-    return Probe(NAME, False, protections, {**facts, "why": why}, away=why if away else "")
 
 
 def _wall(name: str, stands: bool) -> Protection:

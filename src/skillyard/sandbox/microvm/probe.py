@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skillyard.domain.sandbox.guarantees import LIMITS, OWN_KERNEL, WALLS, Level, Probe, Protection
+from skillyard.domain.sandbox import guarantees
+from skillyard.domain.sandbox.guarantees import OWN_KERNEL, WALLS, Level, Probe, Protection
 from skillyard.domain.work.limits import Limits
 from skillyard.sandbox.oci import container
 from skillyard.sandbox.oci.probe import LOOK, walls_of
@@ -14,6 +16,7 @@ from skillyard.sandbox.oci.probe import LOOK, walls_of
 __all__ = ["LOOK", "WITHOUT", "absent", "judge"]
 
 NAME = "microvm"
+absent = partial(guarantees.absent, NAME)
 WITHOUT = frozenset({"user_namespace", "landlock"})
 """Walls that are not made inside of a machine: the machine is another, and the guarantees rest on the others."""
 _WHY = {
@@ -49,12 +52,6 @@ def judge(
     abilities = {"forwarding": Protection(Level.SUPERVISED, by="the agent connects inside"), "egress": egress}
     own_kernel = {OWN_KERNEL: kernel, "kernel_surface": kernel}  # so that records tell the accelerator as evidence
     return Probe(NAME, True, walls | own_kernel | _limits(seen, limits, spare_pids, around), told, abilities)
-
-
-def absent(why: str, facts: Mapping[str, str], mend: str = "") -> Probe:
-    """Returns the probe of a host where the backend cannot work."""
-    nothing = Protection(Level.MISSING, why=why, mend=mend)
-    return Probe(NAME, False, dict.fromkeys((*WALLS, *LIMITS), nothing), {**facts, "why": why})
 
 
 def _wall(name: str, stands: bool) -> Protection:

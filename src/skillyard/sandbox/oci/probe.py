@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skillyard.domain.sandbox.guarantees import LIMITS, OWN_KERNEL, WALLS, Level, Probe, Protection
+from skillyard.domain.sandbox import guarantees
+from skillyard.domain.sandbox.guarantees import OWN_KERNEL, WALLS, Level, Probe, Protection
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.sandbox.oci import container
 
@@ -67,6 +69,7 @@ _MENDS = {
     "own_uid": "set another oci.uid for each server that shares the engine",
     "landlock": "use the isolation 'native'",
 }
+absent = partial(guarantees.absent, "oci")
 BOUNDED = "a control group of version 1, with a limit of its own for queues of TCP sockets, and none for other queues"
 UNCOUNTED = "a control group of version 1, which counts no queues of sockets"
 _GROUP_FILES = {
@@ -108,13 +111,6 @@ def facts_of(version: Mapping[str, Any], info: Mapping[str, Any], runtime: str) 
         "engine_kernel": str(version.get("KernelVersion", "")),
         "cgroup_version": str(info.get("CgroupVersion", "")),
     }
-
-
-def absent(why: str, facts: Mapping[str, str], mend: str = "", *, away: bool = False) -> Probe:
-    """Returns the probe of a host where the backend cannot work; ``away`` says that it may soon."""
-    nothing = Protection(Level.MISSING, why=why, mend=mend)
-    protections = dict.fromkeys((*WALLS, *LIMITS), nothing)
-    return Probe("oci", False, protections, {**facts, "why": why}, away=f"{why}; {mend}" if away else "")
 
 
 def walls_of(seen: Mapping[str, Any], outer: Mapping[str, str]) -> dict[str, bool]:

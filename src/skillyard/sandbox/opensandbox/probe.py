@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from skillyard.domain.sandbox.guarantees import LIMITS, WALLS, Level, Probe, Protection
+from skillyard.domain.sandbox import guarantees
+from skillyard.domain.sandbox.guarantees import WALLS, Level, Probe, Protection
 from skillyard.sandbox.oci.probe import LOOK as _ROUND
 from skillyard.sandbox.oci.probe import spaces_of_host, walls_of
 
 NAME = "opensandbox"
+absent = partial(guarantees.absent, NAME)
 WITHOUT = frozenset({"user_namespace", "landlock", "private_proc", "disk"})
 """The walls and limits that the server's API has no word for."""
 LOOK = _ROUND.replace('"boot": text', '"ways": ways(), "languages": languages(), "told": told(), "boot": text').replace(
@@ -122,18 +125,6 @@ def judge(
     }
     abilities = {"forwarding": Protection(Level.PROVIDER, by="the agent connects inside"), "egress": egress}
     return Probe(NAME, True, walls | _limits(seen, wanted), told, abilities)
-
-
-def absent(why: str, facts: Mapping[str, str], mend: str = "", *, away: bool = False) -> Probe:
-    """Returns the probe where the backend cannot work; ``away`` says that it may soon."""
-    nothing = Protection(Level.MISSING, why=why, mend=mend)
-    return Probe(
-        NAME,
-        False,
-        dict.fromkeys((*WALLS, *LIMITS), nothing),
-        {**facts, "why": why},
-        away=f"{why}; {mend}" if away else "",
-    )
 
 
 def _wall(name: str, stands: bool) -> Protection:
