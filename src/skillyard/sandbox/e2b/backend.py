@@ -28,11 +28,7 @@ from skillyard.sandbox.e2b.lifetime import span
 from skillyard.sandbox.e2b.order import ARCHIVE, lacking, order, pack
 from skillyard.sandbox.e2b.probe import LOOK, NAME, WITHOUT, absent, judge
 from skillyard.sandbox.e2b.provider import ROOT, KeyStore, Provider
-from skillyard.sandbox.e2b.template import guest_name, stage_source
-from skillyard.sandbox.guest_argv import bytecode, guest_bundle
-from skillyard.sandbox.native.probe import look_inside
-from skillyard.sandbox.registry import Kind, Place
-from skillyard.sandbox.remote import (
+from skillyard.sandbox.e2b.remote import (
     AGAIN_S,
     BOUND_S,
     NOBODY,
@@ -42,6 +38,10 @@ from skillyard.sandbox.remote import (
     RemoteBackend,
     RemoteSandbox,
 )
+from skillyard.sandbox.e2b.template import guest_name, stage_source
+from skillyard.sandbox.guest_argv import bytecode, guest_bundle
+from skillyard.sandbox.native.probe import look_inside
+from skillyard.sandbox.registry import Kind, Place
 from skillyard.threads import to_its_end
 
 if TYPE_CHECKING:

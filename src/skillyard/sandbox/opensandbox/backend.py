@@ -28,6 +28,7 @@ from skillyard.domain.work.limits import Limits
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.agent_channel import Opener
 from skillyard.sandbox.e2b.order import lacking, pack
+from skillyard.sandbox.e2b.remote import AGAIN_S, BOUND_S, NOBODY, NONCE, Remote, RemoteBackend, RemoteSandbox, unknown
 from skillyard.sandbox.guest_argv import guest_bundle
 from skillyard.sandbox.native.probe import look_inside
 from skillyard.sandbox.opensandbox import http_entry
@@ -36,7 +37,6 @@ from skillyard.sandbox.opensandbox.order import memory, order
 from skillyard.sandbox.opensandbox.probe import LOOK, NAME, WITHOUT, absent, judge
 from skillyard.sandbox.opensandbox.server import Order, Server, packed, unpacked
 from skillyard.sandbox.registry import Kind, Place
-from skillyard.sandbox.remote import AGAIN_S, BOUND_S, NOBODY, NONCE, Remote, RemoteBackend, RemoteSandbox, unknown
 from skillyard.threads import to_its_end
 
 _KEY_DIGEST = "skillyard.key-digest"
