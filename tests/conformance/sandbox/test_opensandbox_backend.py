@@ -36,7 +36,10 @@ SHORT = frozenset(_SHORT.split())
 BEYOND = {
     "files-places": "the directories are the image's own",
     "files-climbing": "the directories are the image's own",
-    "proc-processes": "the door, the agent and a supervisor stand beside programs, as root's: their numbers are seen",
+    **dict.fromkeys(
+        ("proc-processes", "processes-signal"),
+        "the door, the agent and a supervisor stand beside programs, as root's: they are seen, and none can be signalled",
+    ),
     **dict.fromkeys(
         ("proc-dangerous-files", "proc-dangerous-directories"),
         "the engine hides fewer parts of /proc than we do: private_proc is told as missing",
