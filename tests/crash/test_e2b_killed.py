@@ -58,7 +58,7 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
 def serve(provider: StandIn, tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """Starts servers on one data directory, as S3's table says; at the end the provider holds no machine."""
     data_dir = tmp_path / "data"
-    asyncio.run(_keep_key(data_dir))
+    asyncio.run(keep_key(data_dir))
 
     def start(reuse: str = "none", port: int = provider.port) -> Server:
         (tmp_path / "s3.toml").write_text(S3.format(reuse=reuse, url=f"http://127.0.0.1:{port}"))
@@ -73,9 +73,10 @@ def serve(provider: StandIn, tmp_path: Path) -> Iterator[Callable[..., Server]]:
     assert left == {}
 
 
-async def _keep_key(data_dir: Path, key: str = API_KEY) -> None:
+async def keep_key(data_dir: Path, key: str = API_KEY) -> None:
+    """Puts the provider's key where a server looks for it."""
     settings = load_settings(data_dir=data_dir)
-    data_dir.mkdir(mode=0o700, exist_ok=True)
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     store, _ = make_sealed_stores(settings.secrets, DataDir(data_dir))
     await store.set("E2B_API_KEY", key, SecretScope("skillyard", "skillyard-e2b"))
 
@@ -214,7 +215,7 @@ def test_a_server_that_starts_while_the_provider_is_away_waits_for_it(
 
 @pytest.mark.long
 def test_a_server_with_a_wrong_key_waits_for_the_right_one(serve: Callable[..., Server], tmp_path: Path) -> None:
-    asyncio.run(_keep_key(tmp_path / "data", "e2b_fedcba9876543210"))
+    asyncio.run(keep_key(tmp_path / "data", "e2b_fedcba9876543210"))
     with serve() as server, server.client() as client:
         status, told = readiness(server)
         assert status == 503
@@ -223,7 +224,7 @@ def test_a_server_with_a_wrong_key_waits_for_the_right_one(serve: Callable[..., 
         assert "e2b_fedcba9876543210" not in server.log()
         with pytest.raises(ProtectionMissing, match="refuses the API key"):
             client.run_cmd(SKILL, "true", limits=SMALL)
-        asyncio.run(_keep_key(tmp_path / "data"))
+        asyncio.run(keep_key(tmp_path / "data"))
         until(lambda: readiness(server)[0] == 200, 90, "it is tried again")
         assert client.run_cmd(SKILL, "true", limits=SMALL)["status"] == "succeeded"
 

@@ -38,7 +38,7 @@ BEYOND = {
     "files-climbing": "the directories are the image's own",
     **dict.fromkeys(
         ("proc-processes", "processes-signal"),
-        "the door, the agent and a supervisor stand beside programs, as root's: they are seen, and none can be signalled",
+        "the door, the agent and a supervisor stand beside programs as root's: they are seen, and not signalled",
     ),
     **dict.fromkeys(
         ("proc-dangerous-files", "proc-dangerous-directories"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,8 +14,9 @@ import pytest
 from e2b import PtySize
 from e2b.exceptions import SandboxException
 
-from tests.conformance.sandbox import microvm_ground, oci_ground, opensandbox_ground, srt_ground
+from tests.conformance.sandbox import e2b_ground, microvm_ground, oci_ground, opensandbox_ground, srt_ground
 from tests.crash.server import Server, end_kept
+from tests.crash.test_e2b_killed import S3, keep_key
 from tests.faces.e2b.conftest import ENV, Yard
 
 Interpreter = pytest.importorskip("e2b_code_interpreter", reason="e2b-code-interpreter is not installed").Sandbox
@@ -34,7 +36,7 @@ class Has:
 
 @contextmanager
 def serving(place: Path, isolation: str, **env: str) -> Iterator[Yard]:
-    (place / "yard").mkdir()
+    (place / "yard").mkdir(exist_ok=True)
     try:
         more = {**ENV, "SKILLYARD_POLICY__ISOLATION": isolation, **env}
         with Server(place / "yard" / "data", **cast("Any", more)) as server:
@@ -134,6 +136,18 @@ def test_microvm(tmp_path: Path, until: Until) -> None:
     }
     with serving(tmp_path, "microvm", **env) as yard:
         tour(yard, "microvm", Has(), until)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_e2b(tmp_path: Path, until: Until) -> None:
+    """One of this product's servers before a provider's machines."""
+    with e2b_ground.stand_in(tmp_path) as provider:
+        asyncio.run(keep_key(tmp_path / "yard" / "data"))
+        (tmp_path / "e2b.toml").write_text(S3.format(reuse="none", url=f"http://127.0.0.1:{provider.port}"))
+        with serving(tmp_path, "e2b", SKILLYARD_CONFIG=str(tmp_path / "e2b.toml")) as yard:
+            tour(yard, "e2b", Has(), until)
+        until(lambda: not provider.machines())
 
 
 @pytest.mark.long
