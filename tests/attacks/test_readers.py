@@ -315,6 +315,7 @@ OWN_WORDS = {
     "sandbox/srt/settings.py": "the operator's file",
     "sandbox/srt/tools.py": "the operator's npm package",
     "sandbox/e2b/stage.py": "the server's, and a child's",
+    "sandbox/e2b/one_user.py": "the server's",
     "sandbox/opensandbox/http_entry.py": "the server's, with its key",
     "sandbox/opensandbox/maker.py": "the server's, and the kernel's",
     "gate/link.py": "the server's",

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from contextlib import suppress
 from pathlib import Path
 from socket import socket
+from typing import Any
 
 import pytest
 
@@ -41,10 +42,11 @@ class Far:
         self._place = tempfile.mkdtemp(prefix="skillyard-far-")
         self._endpoint = Endpoint(EndpointKind.UNIX, f"{self._place}/s", "secret")
         self._tasks: set[asyncio.Task[None]] = set()
+        self._open: set[asyncio.Transport] = set()
         self.now = self.most = self.all = 0
 
     async def __aenter__(self) -> Far:
-        self._server = await asyncio.start_unix_server(self._serve, self._endpoint.address, limit=WINDOW)
+        self._server = await asyncio.get_running_loop().create_unix_server(self._accepted, self._endpoint.address)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -58,6 +60,25 @@ class Far:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._open:  # those too whose task never began
+            for transport in self._open:
+                transport.abort()
+            await asyncio.sleep(0)
+
+    def _accepted(self) -> asyncio.StreamReaderProtocol:
+        known = self._open
+
+        class Counted(asyncio.StreamReaderProtocol):
+            def connection_made(self, transport: Any) -> None:
+                self.made = transport
+                known.add(transport)
+                super().connection_made(transport)
+
+            def connection_lost(self, exc: Exception | None) -> None:
+                known.discard(self.made)
+                super().connection_lost(exc)
+
+        return Counted(asyncio.StreamReader(limit=WINDOW), self._serve)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -71,8 +71,7 @@ async def entered(runtime: Runtime) -> Runtime:
     return runtime
 
 
-enter = Runtime.__aenter__
-Runtime.__aenter__ = entered  # type: ignore[method-assign, assignment]
-
 if __name__ == "__main__":
+    enter = Runtime.__aenter__
+    Runtime.__aenter__ = entered  # type: ignore[method-assign, assignment]
     main()

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 
 MODULES, RETURNS = 40, 62
 """As many as were reached. Fewer are better: lower the numbers then."""
-ROUNDS = 20
+ROUNDS = 60
 """On a busy host a run lasts longer than its reader waits for the end, and takes more steps: another round may not."""
 
 
