@@ -193,7 +193,7 @@ class Driver:
         sandbox, guest = await self._loan.open(self._job.guest)
         if image := self._loan.image:
             self._record = replace(self._record, digests={**self._record.digests, "image": image})
-        if self._active.cancel_reason is not None and not self._loan.launched:
+        if self._active.cancel_reason is not None and self._loan.launched is None:
             raise _CancelledEarly(self._active.cancel_reason)
         return await self._follow(sandbox, await self._start(sandbox, guest))
 
@@ -254,7 +254,7 @@ class Driver:
         found.started_at = tools.clock.now()
         if self._ledger is not None:
             self._record = await self._ledger.running(self._standing(sandbox))
-        first = self._first(guest)
+        first = self._loan.launched or self._first(guest)
         process = await sandbox.start(first.program, id=first.id, timeout_ms=first.timeout_ms, streams=first.streams)
         self._active.begin(process, sandbox)
         if self._loan.keeps:

@@ -66,8 +66,8 @@ class Loan:
         """Whether its program goes on while others use the sandbox."""
         self.first: Start | None = None
         """The program that may be started with the sandbox, where nothing is left to be done between."""
-        self.launched = False
-        """Whether it was."""
+        self.launched: Start | None = None
+        """The same once it was."""
         self.interpreter: dict[str, str] | None = None
         """The part of a cell's record about its interpreter."""
         self.enforced: dict[str, str] = {}
@@ -152,7 +152,7 @@ class Loan:
         if self.first is None or self.network is not None or (launcher := self._order.offer.launcher()) is None:
             return await self._create(key)
         sandbox = await launcher.launch(self._spec, key, self.first)
-        self.launched = True
+        self.launched = self.first
         return sandbox
 
     async def hand_back(self) -> None:
