@@ -7,7 +7,7 @@ from typing import Any
 
 from skillyard.domain.errors import ProtectionMissing, SkillyardError
 from skillyard.domain.sandbox.guarantees import ADVISORY, WALLS, Demand, Level, Probe, Protection
-from skillyard.domain.sandbox.spec import SandboxSpec
+from skillyard.domain.sandbox.spec import SandboxSpec, Start
 from skillyard.runtime import Runtime
 from skillyard.sandbox import registry
 from skillyard.testing.attacks.attack import CONTAINED, Family, Judgement, Need, broken, escaped, not_applicable
@@ -56,6 +56,14 @@ class _Weaker:
 
     async def create(self, spec: SandboxSpec, key: str) -> Any:
         return _WeakerSandbox(await self._real.create(spec, key), self._wall)
+
+    @property
+    def enforces(self) -> dict[str, str] | None:
+        told = getattr(self._real, "enforces", None)
+        return None if told is None else {**told, self._wall: Level.MISSING.value}
+
+    async def launch(self, spec: SandboxSpec, key: str, first: Start) -> Any:
+        return _WeakerSandbox(await self._real.launch(spec, key, first), self._wall)
 
 
 class _WeakerSandbox:
