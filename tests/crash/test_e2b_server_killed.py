@@ -49,13 +49,9 @@ FILES = [
     ("programs", "call", "after"),
 ]
 SHORT = {
-    ("server", "records", "insert", "while"),
     ("server", "backend", "create", "while"),
     ("server", "files", "write", "while"),
-    ("server", "programs", "call", "while"),
     ("keeper", "backend", "create", "while"),
-    ("keeper", "files", "write", "while"),
-    ("sandbox", "records", "change", "after"),
     ("sandbox", "files", "write", "while"),
 }
 
