@@ -24,7 +24,7 @@ def typed(sandbox: Any, text: str) -> str:
     terminal = sandbox.pty.create(SIZE, envs={"PS1": ""}, timeout=120)
     sandbox.pty.send_stdin(terminal.pid, f"{text}\nexit\n".encode())
     shown: list[bytes] = []
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(SandboxException):
         terminal.wait(on_pty=shown.append)
     return b"".join(shown).decode(errors="replace")
 
@@ -46,7 +46,7 @@ def test_a_terminal_is_of_its_own_sandbox_alone(yard: Yard, sandbox: Any, until:
         with contextlib.suppress(SandboxException):
             other.commands.run("python3 write.py")
         sandbox.pty.send_stdin(victim.pid, b"echo in''tact; exit\n")
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(SandboxException):
             victim.wait(on_pty=heard.append)
         assert b"intact" in b"".join(heard)
         assert b"mallory" not in b"".join(heard)
@@ -114,7 +114,7 @@ def test_a_flood_of_a_terminal_harms_nobody_else(yard: Yard, sandbox: Any) -> No
         noisy.pty.send_stdin(terminal.pid, b"yes flood & yes flood & exec sleep 1000\n")
         deaf = noisy.pty.create(SIZE, timeout=0)
         noisy.pty.send_stdin(deaf.pid, b"exec sleep 1000\n")
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(SandboxException):
             for _ in range(20):
                 noisy.pty.send_stdin(deaf.pid, b"x" * 65536, request_timeout=1)
         assert sandbox.commands.run("echo lives").stdout == "lives\n"
@@ -128,7 +128,7 @@ def test_who_ignores_the_hangup_ends_with_its_sandbox(yard: Yard, until: Until) 
     made = yard.create(timeout=300)
     terminal = made.pty.create(SIZE, timeout=120)
     made.pty.send_stdin(terminal.pid, b"(trap '' HUP TERM; setsid sleep 987 & sleep 986) & sleep 1; exit\n")
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(SandboxException):
         terminal.wait()
     assert made.commands.run("echo lives").stdout == "lives\n"
     assert made.kill()

@@ -128,7 +128,7 @@ def test_the_state_of_jails_is_where_the_variable_of_skillflaw_says(jails: Jails
 
 @pytest.mark.parametrize("words", [("--", "true"), ("run", "tool"), ("list",)], ids=" ".join)
 def test_state_that_others_can_change_is_refused(jails: Jails, tmp_path: Path, words: tuple[str, ...]) -> None:
-    """The grants of packages lie there: whoever writes them is given the operator's directories."""
+    """The grants of packages lie there. Their writer could give itself the operator's directories."""
     base = tmp_path / "anybody"
     base.mkdir()
     base.chmod(0o777)

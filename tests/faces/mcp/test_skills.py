@@ -268,7 +268,7 @@ async def test_clients_hear_of_changes(tmp_path: Path, skills: Path) -> None:
 
 
 async def test_no_principal_keeps_others_from_listening(tmp_path: Path, skills: Path) -> None:
-    """Nor from hearing: a session of whoever has most of them is forgotten first."""
+    """Nor from hearing. The principal with the most sessions loses one of them first."""
     async with AsyncExitStack() as stack:
         runtime = await opened(stack, tmp_path, skills, sessions=3, sessions_each=2)
         server, parts = face_of(runtime)

@@ -353,7 +353,7 @@ def main() -> None:
             fd, _ = door._accept()  # type: ignore[attr-defined]  # accept() is of the package socket
             visit = Visit(socket.socket(fileno=fd), sandbox, digest)
             threading.Thread(target=visit.serve, daemon=True).start()
-        except (OSError, RuntimeError):  # a connection is gone, or there is no room for one: others will end
+        except (OSError, RuntimeError):  # a connection is gone, or none can be taken until others end
             time.sleep(_CROWDED_S)
 
 
