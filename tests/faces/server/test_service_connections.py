@@ -99,8 +99,8 @@ while True:
 
 @pytest.fixture(scope="module")
 def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
-    with Server(tmp_path_factory.mktemp("connections") / "data") as server:
-        yield Yard(server, command=PROGRAM)
+    with Server(tmp_path_factory.mktemp("connections") / "data") as server, Yard(server, command=PROGRAM) as yard:
+        yield yard
 
 
 def token(yard: Yard, name: str, *more: str) -> dict[str, str]:
@@ -213,8 +213,8 @@ while True:
 
 
 def test_a_head_that_drips_holds_no_connection_beyond_the_bound(tmp_path: Path) -> None:
-    with Server(tmp_path / "data", SKILLYARD_SERVICES__ANSWER_S="2") as server:
-        answer = Yard(server, command=DRIPS).get("/drips")
+    with Server(tmp_path / "data", SKILLYARD_SERVICES__ANSWER_S="2") as server, Yard(server, command=DRIPS) as yard:
+        answer = yard.get("/drips")
     assert (answer.status_code, answer.json()["error"]["data"]["type"]) == (504, "GatewayTimeout")
 
 

@@ -24,8 +24,10 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
-    with Server(tmp_path_factory.mktemp("loopback") / "data") as server:
-        yield Yard(server, limits={"memory_mb": 512})  # a thread and its stack for each of MOST connections
+    place = tmp_path_factory.mktemp("loopback") / "data"
+    more = {"memory_mb": 512}  # a thread and its stack for each of MOST connections
+    with Server(place) as server, Yard(server, limits=more) as yard:
+        yield yard
 
 
 class Door:

@@ -46,6 +46,14 @@ class Yard:
         self.task_id = self.started["task_id"]
         self.until_it_answers()
 
+    def __enter__(self) -> Yard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the service, which the end of its server would leave running."""
+        with self.server.client() as client:
+            client.task_cancel(self.task_id)
+
     def until_it_answers(self) -> None:
         waiting.until(self._answers, PATIENCE_S, "the service answers")
 
@@ -94,27 +102,16 @@ class Yard:
 
 @pytest.fixture(scope="module")
 def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
-    with Server(tmp_path_factory.mktemp("services") / "data") as server:
-        yield Yard(server)
+    with Server(tmp_path_factory.mktemp("services") / "data") as server, Yard(server) as yard:
+        yield yard
 
 
 @pytest.fixture(scope="module")
 def stranger(yard: Yard) -> str:
     """A token of another project."""
-    argv = [
-        sys.executable,
-        "-m",
-        "skillyard",
-        "token",
-        "create",
-        "stranger",
-        "--project",
-        "other",
-        "--scopes",
-        "run_code",
-    ]
-    data = ["--data-dir", str(yard.server.data_dir)]
-    made = subprocess.run([*argv, *data], capture_output=True, text=True, timeout=60)
+    asked = ("create", "stranger", "--project", "other", "--scopes", "run_code")
+    argv = [sys.executable, "-m", "skillyard", "token", *asked, "--data-dir", str(yard.server.data_dir)]
+    made = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     found = re.search(r"sky_[A-Za-z0-9_-]+", made.stdout)
     assert found, made.stdout + made.stderr
     return found[0]
