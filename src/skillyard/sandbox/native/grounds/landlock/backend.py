@@ -257,15 +257,4 @@ def _make(place: Place) -> LandlockBackend:
     return backend
 
 
-_WITHOUT = frozenset(
-    {
-        "user_namespace",
-        "mount_namespace",
-        "pid_namespace",
-        "net_namespace",
-        "ipc_namespace",
-        "read_only_root",
-        "private_proc",
-    }
-)
-KIND = Kind(Nature(rank=3, without=_WITHOUT, network=False), _make)
+KIND = Kind(Nature(rank=3, without=frozenset(_NONE), network=False), _make)
