@@ -100,7 +100,7 @@ def test_a_command_runs_from_the_env_of_skillflaw(serve: Callable[[], Server], r
 
 def test_doctor_answers_each_point_of_the_list(remote: OpenSandbox, tmp_path: Path) -> None:
     # Of all that takes a sandbox there is one look.
-    status, said = _doctor(tmp_path, env_of(remote).replace("ALLOWLIST=[]", """ALLOWLIST='["LD_PRELOAD"]'"""))
+    status, said = _doctor(tmp_path, env_of(remote).replace("ALLOWLIST=[]", 'ALLOWLIST=["LD_PRELOAD"]'))
     assert status == 0, said
     assert "runs do not get" in said
     assert f"server: http://{remote.address}:{PORT}" in said
@@ -124,10 +124,10 @@ def test_doctor_answers_each_point_of_the_list(remote: OpenSandbox, tmp_path: Pa
 
 
 def _doctor(place: Path, text: str) -> tuple[int, str]:
-    variables = {**os.environ, "LD_PRELOAD": "", "SKILLYARD_DATA_DIR": str(place / "data"), **_sourced(place, text)}
-    done = subprocess.run(
-        [sys.executable, "-m", "skillyard", "doctor"], env=variables, capture_output=True, text=True, timeout=240
-    )
+    (place / ".env").write_text(text)
+    variables = {**os.environ, "LD_PRELOAD": "", "SKILLYARD_DATA_DIR": str(place / "data")}
+    command = [sys.executable, "-m", "skillyard", "--env-file", str(place / ".env"), "doctor"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240)
     return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 

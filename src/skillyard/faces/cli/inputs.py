@@ -1,4 +1,4 @@
-"""Standard streams, and the values of ``--args``, ``--blob``, ``--limit`` and ``--network``."""
+"""Standard streams, variables of a file, and the values of options such as ``--args``."""
 
 from __future__ import annotations
 
@@ -36,6 +36,24 @@ def stand_in() -> None:
     # Unbuffered, all of them: a writer that keeps what it could not write would fail again at the very end. Nobody
     # can be told that standard error fails: what a command did and its exit code stay as they are.
     sys.stderr = _text(_Deaf(2, "w", closefd=False), "backslashreplace")
+
+
+def take_variables(path: Path) -> None:
+    """Adds the variables of a ``.env`` to the environment, which keeps those that it has. Raises Failure.
+
+    It is read as python-dotenv does, whose users wrote it, and no shell: a list in JSON keeps its quotes.
+    """
+    from dotenv import dotenv_values
+    from dotenv.parser import parse_stream
+
+    text = read_text(path)
+    for binding in parse_stream(io.StringIO(text)):
+        if binding.error:  # python-dotenv itself leaves out such lines
+            raise Failure(f"{path}: line {binding.original.line} is not NAME=VALUE", "put its value into quotes")
+    for name, value in dotenv_values(stream=io.StringIO(text)).items():
+        if value is None or "=" in name or "\0" in name + value:
+            raise Failure(f"{path}: {name!r} is not a variable with a value", "write NAME=VALUE")
+        os.environ.setdefault(name, value)
 
 
 def read_stdin(field: str) -> str:

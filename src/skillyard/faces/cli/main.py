@@ -6,13 +6,14 @@ import gc
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
 
 from skillyard._version import __version__
 from skillyard.faces.cli.failures import exit_codes_help, reported
-from skillyard.faces.cli.inputs import stand_in
+from skillyard.faces.cli.inputs import stand_in, take_variables
 
 _HERE = "skillyard.faces.cli"
 _GROUPS = ("environment", "blob", "runs", "job", "service", "session", "policy", "secret", "token", "image")
@@ -70,12 +71,19 @@ class Commands(click.Group):
     epilog=exit_codes_help(),
 )
 @click.version_option(__version__, "-V", "--version", prog_name="skillyard", message="%(prog)s %(version)s")
-def cli() -> None:
+@click.option(
+    "--env-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Take variables from this file, such as a .env; those of the environment go before.",
+)
+def cli(env_file: Path | None) -> None:
     """Store agent skills and blobs, and run skills and code in kernel-isolated sandboxes.
 
     Commands talk to the server that --url or SKILLYARD_URL names, else to the one running on the data
     directory, else they do the work in their own process.
     """
+    if env_file is not None:
+        take_variables(env_file)
 
 
 def main() -> None:
