@@ -296,11 +296,13 @@ def test_a_wrong_server_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, name
 def test_variables_without_effect_are_told_of_without_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"{SANDBOX}OPENSANDBOX_KEY", "key-of-theirs")
     monkeypatch.setenv(f"{SANDBOX}OPENSANDBOX_DOMAIN", "")
-    monkeypatch.setenv("SKILLFLAW_MCP_SANDBOX_BASE_DIR", "/srv/servers")
+    monkeypatch.setenv("HOME", "/srv/home")  # the tests' own is not to be told
+    monkeypatch.setenv("SKILLFLAW_MCP_SANDBOX_BASE_DIR", "~/servers")
     monkeypatch.setenv(f"{SANDBOX}WORKSPACE", "rw")
     settings = load_settings()
     assert settings.policy.isolation == "native"
-    assert settings.jail.dir == Path("/srv/servers")
+    assert settings.jail.dir == Path("/srv/home/servers")
+    assert any("jail.dir = '/srv/home/servers' by SKILLFLAW_MCP_SANDBOX_BASE_DIR" in note for note in settings.notes)
     assert len(settings.notes) == 3
     assert any(f"{SANDBOX}WORKSPACE has no effect" in note for note in settings.notes)
     assert not any("key-of-theirs" in note or "DOMAIN" in note for note in settings.notes)

@@ -55,7 +55,7 @@ class Foreign:
         """Yields a remark on the variables that settings have their values from. Secrets are not shown."""
         values = settings.model_dump()
         told = [
-            f"{alias.ours} = {'…' if isinstance(alias.value, SecretStr) else shown(_at(values, alias.ours))}"
+            f"{alias.ours} = {'…' if isinstance(alias.value, SecretStr) else _shown(_at(values, alias.ours))}"
             f" by {alias.theirs}"
             for alias in self.aliases
             if alias.theirs.isupper()
@@ -70,7 +70,7 @@ class Foreign:
         values = settings.model_dump()
         for alias in self.aliases:
             if _plain(value := _at(values, alias.ours)) != _plain(_meant(values, alias)):
-                yield f"{alias.ours} = {shown(value)} stands above {alias.theirs} = {shown(alias.value)}"
+                yield f"{alias.ours} = {_shown(value)} stands above {alias.theirs} = {shown(alias.value)}"
 
 
 def origin(path: str, sources: Iterable[Foreign]) -> str:
@@ -86,6 +86,10 @@ def _at(values: Any, path: str) -> Any:
 
 def _meant(values: Any, alias: Alias) -> Any:
     return _at(values, "network.rules") if alias.value == AS_RULES else alias.value
+
+
+def _shown(value: Any) -> str:
+    return shown(str(value) if isinstance(value, Path) else value)
 
 
 def _plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import SecretStr
@@ -40,7 +41,7 @@ def read_variables(environ: Mapping[str, str]) -> Foreign:
             aliases.append(Alias(name, ours, read(name, given.pop(name))))
     aliases += _images(given)
     if _JAILS in given:
-        aliases.append(Alias(_JAILS, "jail.dir", given.pop(_JAILS)))
+        aliases.append(Alias(_JAILS, "jail.dir", str(Path(given.pop(_JAILS)).expanduser())))
     if (name := f"{PREFIX}NETWORK") in given:
         word = _word(*_NETWORKS)(name, given.pop(name))
         if meant := _NETWORKS[word]:
