@@ -169,7 +169,7 @@ for way, (family, address) in ways.items():
         own.bind(address)
         threading.Thread(target=serve, args=(own,), daemon=True).start()
     except OSError as error:
-        if error.errno != errno.EAFNOSUPPORT:  # no socket at all: nobody is met there
+        if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):  # no socket, or no such address: nobody's
             taken.append(f"{way}: {name_of(error.errno)}")
 while time.time() < began + args["hold_s"]:
     for way, (family, address) in ways.items():
