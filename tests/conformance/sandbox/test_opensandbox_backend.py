@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 from skillyard.domain.errors import InvalidInput, ProtectionMissing
 from skillyard.domain.sandbox.guarantees import Demand, Level
 from skillyard.domain.sandbox.spec import SandboxSpec
+from skillyard.sandbox.opensandbox import http_entry
 from skillyard.sandbox.opensandbox.backend import OpenSandboxBackend
 from skillyard.sandbox.opensandbox.probe import WITHOUT
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground
@@ -52,6 +56,9 @@ BEYOND = {
     ),
     "special-files-sysfs": "the engine shows /sys, read-only, and the server has no word for it",
     "writing-metadata": "the device files are the container's own",
+    "network-interfaces": "the container has an interface, on which the sidecar denies every way out, and the door's "
+    "and the agent's sockets are seen",
+    "network-listeners": "the door listens where the server leads to it, and heeds nobody without its token",
 }
 """Checks that tell nothing of such sandboxes, or that they do not pass; each with the reason."""
 
@@ -122,6 +129,36 @@ async def test_a_way_out_is_found_by_trying_it(server: OpenSandbox, tmp_path: Pa
         await backend.close()
         server.stop()
         server.start()
+
+
+async def test_a_server_on_the_loopback_is_tried_at_another_address_of_this_host(
+    server: OpenSandbox, tmp_path: Path
+) -> None:
+    """The same address is a sandbox's own inside it, and our agent answers there."""
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        other, onwards = await asyncio.open_connection(server.address, opensandbox_ground.PORT)
+        await asyncio.gather(_copied(reader, onwards), _copied(other, writer))
+
+    loopback = f"127.{1 + secrets.randbelow(250)}.{secrets.randbelow(250)}.1"
+    relay = await asyncio.start_server(carry, loopback, http_entry.PORT)
+    backend = OpenSandboxBackend(tmp_path, server.settings(domain=f"{loopback}:{http_entry.PORT}"))
+    try:
+        probe = await backend.probe()
+        assert probe.ready, probe.facts
+        assert probe.protections["net_namespace"].level is Level.PROVIDER, probe.protections["net_namespace"]
+        assert "server (" in probe.facts["denied"]
+    finally:
+        await backend.close()
+        relay.close()
+
+
+async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
 
 
 async def test_an_image_must_be_named_by_the_operator(ground: Ground) -> None:

@@ -34,7 +34,7 @@ from skillyard.sandbox.native.probe import look_inside
 from skillyard.sandbox.opensandbox import http_entry
 from skillyard.sandbox.opensandbox.channel import Door, DoorChannel
 from skillyard.sandbox.opensandbox.order import memory, order
-from skillyard.sandbox.opensandbox.probe import LOOK, NAME, WITHOUT, absent, judge
+from skillyard.sandbox.opensandbox.probe import LOOK, NAME, WITHOUT, absent, address_of, judge
 from skillyard.sandbox.opensandbox.server import Order, Server, packed, unpacked
 from skillyard.sandbox.registry import Kind, Place
 from skillyard.threads import to_its_end
@@ -92,7 +92,7 @@ class OpenSandboxBackend(RemoteBackend[str]):
         try:
             sandbox = await self._make(SandboxSpec(limits=_LOOK_LIMITS), f"probe-{secrets.token_hex(8)}", image, {})
             try:
-                words = (host, port or ("443" if self._settings.protocol == "https" else "80"))
+                words = (await address_of(host), port or ("443" if self._settings.protocol == "https" else "80"))
                 seen = await look_inside(sandbox, LOOK, *words, bound_ms=_LOOK_LIMITS.timeout_ms)
                 egress = await sandbox.way_out.look(sandbox, Level.PROVIDER)
             finally:

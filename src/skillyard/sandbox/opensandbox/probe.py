@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
+import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -67,7 +71,8 @@ def ways():
     routes = [line.split() for line in text("/proc/self/net/route").splitlines()[1:]]
     gates = [socket.inet_ntoa(struct.pack("<I", int(route[2], 16))) for route in routes if route[1] == "00000000"]
     host, port = sys.argv[1], int(sys.argv[2])
-    found = {"server": (tried, host, port), "public": (tried, "1.1.1.1", 443), "execd": (tried, "127.0.0.1", 44772)}
+    found = {"public": (tried, "1.1.1.1", 443), "execd": (tried, "127.0.0.1", 44772)}
+    found |= {"server": (tried, host, port)} if host else {}
     found |= {"gateway " + gate: (tried, gate, port) for gate in gates}
     found |= {"dns " + server: (resolved, server) for server in servers[:2] + ["8.8.8.8"]}
     found["policy"] = (changed,)
@@ -77,6 +82,8 @@ def ways():
         return {name: one.result() for name, one in asked.items()}
 """,
 )
+_FAR = "198.51.100.1"
+"""An address of no host: nothing is sent there."""
 _NOT_SEEN = "it was not in force in a test sandbox"
 _WHY = {
     "user_namespace": ("the server's containers share one", "use the isolation 'native'"),
@@ -90,6 +97,25 @@ _NET_MEND = (
     'give the server an egress sidecar with [egress] mode = "dns+nft" and [docker] network_mode = "bridge" '
     "(docs/opensandbox.md)"
 )
+
+
+async def address_of(host: str) -> str:
+    """Returns the address at which a sandbox would meet the server: not that of a loopback.
+
+    The names of this host's loopback, such as ``localhost``, mean a sandbox's own inside it, where our agent listens.
+    It is empty where this host has no other address; the gateway is tried in any case.
+    """
+    try:
+        [first, *_] = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:  # only a proxy of ours knows it
+        return host
+    address = ipaddress.ip_address(first[4][0])
+    if not address.is_loopback and not address.is_unspecified:
+        return str(address)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked, suppress(OSError):
+        asked.connect((_FAR, 9))
+        return str(asked.getsockname()[0])
+    return ""
 
 
 def judge(
