@@ -19,7 +19,7 @@ import yaml
 
 from tests.hosts.docker_engine import ROOT, Docker, docker_daemon
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]  # each bound holds on a host that does much else
 
 BASE, IMAGE, TESTS = "skillyard-tests/base:1", "skillyard", "skillyard-tests/tests:1"
 TOKEN = "a-token-that-is-long-enough-0123456789"
@@ -209,13 +209,14 @@ def test_a_secret_that_cannot_be_read_is_named(docker: Docker, image: str, tmp_p
 def test_the_conformance_suite_and_the_attacks_pass_inside(docker: Docker, image: str, options: list[str]) -> None:
     _add_tests(docker)
     suites = ["tests/conformance/sandbox/test_native_backend.py", "tests/attacks"]
+    suites += ["--ignore=tests/attacks/front_door"]  # parsers meet no wall of a container's, and are most of the work
     command = ["/opt/tests/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long", *suites]
     done = docker(
         *("run", "--rm", "--init", "--network", "none", "--tmpfs", "/tmp:mode=1777,exec", "--tmpfs", "/run"),
         *("-v", f"{ROOT}:/tree:ro", "-w", "/tree", "-e", "PYTHONPATH=/tree/src", *OPENED, *options),
         *("--entrypoint", command[0], TESTS, *command[1:]),
         check=False,
-        seconds=900,
+        seconds=2400,
     )
     last = done.stdout.strip().rpartition("\n")[2]
     assert done.returncode == 0, done.stdout[-4000:]
