@@ -32,9 +32,16 @@ while read -r name; do insmod "/modules/$name" || echo "init: $name was not load
 tries=0
 until [ -b /dev/vda ] || [ $tries = 500 ]; do tries=$((tries + 1)); usleep 10000; done
 mount -t squashfs -o ro,nodev /dev/vda /root || poweroff -f
-for port in /sys/class/virtio-ports/*; do
-    [ "$(cat "$port/name")" = {ORDER_PORT} ] && exec 0<>"/dev/${{port##*/}}" 1>&0
+tries=0
+until [ $tries = 500 ]; do  # ports come one after another
+    for port in /sys/class/virtio-ports/*; do
+        [ "$(cat "$port/name" 2>/dev/null)" = {ORDER_PORT} ] && [ -c "/dev/${{port##*/}}" ] && break 2
+    done
+    tries=$((tries + 1))
+    usleep 10000
 done
+[ $tries = 500 ] && poweroff -f
+exec 0<>"/dev/${{port##*/}}" 1>&0
 for name in dev proc sys; do mount --move /$name /root/$name; done
 mount -t tmpfs -o mode=755,nodev,nosuid run /root/run
 mount -t cgroup2 cgroup /root/sys/fs/cgroup
