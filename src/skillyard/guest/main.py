@@ -58,15 +58,16 @@ _exit = os._exit  # foreign code may replace what it finds in os
 _setrecursionlimit, _RECURSION = sys.setrecursionlimit, sys.getrecursionlimit()
 
 
-def prepare(ahead: bool = False) -> None:
+def prepare(ahead: bool = False, *, warm_up: bool = True) -> None:
     """Does once, before a warm interpreter forks, the work that every run would do alike. ``ahead`` says whether it has
-    imported modules that are not ours."""
+    imported modules that are not ours, ``warm_up`` that enough forks follow to make runs of our own for them."""
     if ahead:
         randomness.remember()
     process.open_stdio()
     process.reset_signals()
     process.size_threads()
-    _warm_up()
+    if warm_up:
+        _warm_up()
     guest = _Guest()
     _hidden.extend(process.hide(guest.hidden))
     guest.hidden = []

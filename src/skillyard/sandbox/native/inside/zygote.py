@@ -124,9 +124,9 @@ def import_ahead(names: list[str]) -> dict[str, str]:
     return failed
 
 
-def freeze(preload: bool) -> None:
+def freeze(preload: bool, *, warm_up: bool = True) -> None:
     """Readies the guest for forks, and keeps the collector away from pages that they share."""
-    guest.prepare(preload)
+    guest.prepare(preload, warm_up=warm_up)
     gc.collect()
     kernel.give_back_memory()
     gc.freeze()

@@ -142,7 +142,8 @@ class GvisorGround:
         self._runsc = runsc.describe(config["runsc"], config["platform"])
         jail.install(Path(self._host.run_dir) / "code")
         self._shower = Shower(loop)
-        self._boots = Boots(self._runsc, max(2, os.cpu_count() or 1))
+        # One waits for its gofer and its sentry half of the time.
+        self._boots = Boots(self._runsc, 2 * (os.cpu_count() or 1))
         self._household: Household
 
     @property

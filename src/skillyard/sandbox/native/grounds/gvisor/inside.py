@@ -36,7 +36,7 @@ def main(packages: str, preload: list[str], disk_bytes: int, processes: int, fil
         _close_doors()
         be_plain(packages)
         import_ahead(preload)
-        freeze(bool(preload))
+        freeze(bool(preload), warm_up=False)  # most of these interpreters fork once
         _, (channel, output) = _first_message(control)
         _be_quiet()
         _hold(_KEPT)
