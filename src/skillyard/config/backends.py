@@ -137,7 +137,7 @@ class OciSettings(Section):
         ge=0,
         le=256,
         description="Containers that are made ahead for each of the four shapes used last (image, limits, skills and "
-        "packages), of about 25 MiB each; 0 makes none. Runs with blobs, tasks and sessions get theirs on demand.",
+        "packages), of about 25 MiB each; 0 makes none. Runs with blobs get theirs on demand.",
     )
     uid: int = Field(
         default=65_532,
@@ -172,7 +172,7 @@ class MicrovmSettings(Section):
         ge=0,
         le=256,
         description="Machines that are restored ahead for each of the four shapes used last (limits, skills and "
-        "packages), of about 200 MiB each; 0 makes none. Runs with blobs, tasks and sessions get theirs on demand.",
+        "packages), of about 200 MiB each; 0 makes none. Runs with blobs get theirs on demand.",
     )
     uid_base: int = Field(
         default=1_890_000_000,

@@ -313,6 +313,10 @@ class AgentSandbox(FilesOfSandbox):
         """Has programs that know a proxy find the session of the gate. Ports for others are not listened on."""
         await self.way_out.open(egress)
 
+    async def keep(self) -> None:
+        """Has it outlive this server. Raises SandboxGone, SandboxFault."""
+        await self._link.keep()
+
     async def end(self) -> Usage:
         """Ends everything inside and the agent itself; returns the usage. Raises SandboxGone, SandboxFault."""
         try:

@@ -124,6 +124,12 @@ class Link:
         except SandboxFault:
             return
 
+    async def keep(self) -> None:
+        """Has the agent live without a lease. Raises SandboxGone, SandboxFault."""
+        if (await self.call("lease", {"kept": True})).get("kept") is not True:
+            raise SandboxFault("the sandbox's agent knows no life without a lease")
+        self._stop_renewing()
+
     def _stop_renewing(self) -> None:
         if self._renewal is not None:
             self._renewal.cancel()

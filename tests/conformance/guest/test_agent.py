@@ -113,6 +113,20 @@ async def test_the_lease_ends_everything_unless_it_is_renewed(tmp_path: Path) ->
     await box.close()
 
 
+async def test_an_agent_that_is_kept_has_no_lease_any_more(tmp_path: Path) -> None:
+    box = AgentBox(tmp_path, {"lease_s": 3.0})
+    box.listen()
+    kept = box.client(lease_s=3.0)
+    await kept.keep()
+    await kept.close()
+    waited = await asyncio.create_subprocess_exec("sleep", "4")
+    await waited.wait()
+    other = box.client()
+    await other.keep()
+    assert (await (await other.start(python("print(1)"), id="p")).wait()).outcome is Outcome.EXIT
+    await box.close()
+
+
 async def test_the_end_takes_all_along_and_tells_the_usage(box: AgentBox) -> None:
     client = box.client()
     burn = "import time\nwhile time.process_time() < 0.2: pass\n"

@@ -115,12 +115,14 @@ async def test_a_request_that_is_large_begins_by_itself(box: AgentBox) -> None:
     assert not (await _called(box, client, "call", more="x" * 2_000_000))["ahead"]
 
 
-async def test_it_begins_with_the_agent_where_that_is_told_so(tmp_path: Path) -> None:
+async def test_it_begins_with_the_first_greeting_where_that_is_told_so(tmp_path: Path) -> None:
     box = AgentBox(tmp_path, {"single": True, "ahead": True})
     box.listen()
     try:
+        client = box.client()
+        await client.connect()
         await _spare(box)
-        assert (await _called(box, box.client(), "one"))["ahead"]
+        assert (await _called(box, client, "one"))["ahead"]
     finally:
         await box.close()
 

@@ -46,13 +46,15 @@ SERVER = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from skillyard.domain.sandbox.spec import Owner
-from tests.conformance.sandbox.test_microvm_machines import begun, opened, stands
+from tests.conformance.sandbox.test_microvm_machines import begun, opened, spec, stands
 
 async def main(base: Path, image: Path) -> None:
     backend = opened(base, image, ready=1)
+    await backend.prepare(spec(Owner.TASK))
+    await stands(backend, 1)
     for owner in Owner:
         await begun(backend, owner)
-    await stands(backend, 1)
+    await stands(backend, 2)
     os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
@@ -139,15 +141,17 @@ async def test_a_killed_server_loses_no_task_and_leaves_no_run(
         assert await killed.wait() == -signal.SIGKILL
     ended = time.monotonic()
     machines = {place.name: state_of(base, place.name) for place in (base / "machines").iterdir()}
-    [ahead] = [handle for handle, state in machines.items() if state["ready"]]
+    ready = [handle for handle, state in machines.items() if state["ready"]]
+    assert {machines[handle]["owner"] for handle in ready} == {*Owner}
     held = {one.key: one for one in await backend.survey()}
     assert {key: one.owner for key, one in held.items()} == {owner.value: owner for owner in Owner}
-    for handle in (held["run"].handle, ahead):
+    assert machines[held["task"].handle]["ahead"]
+    for handle in (held["run"].handle, *ready):
         while machine.began(machines[handle]["pid"]) == machines[handle]["began"]:
             assert time.monotonic() < ended + 10.0, "a machine of a run outlived its server"
             await asyncio.sleep(0.05)
     await backend.survey()
-    assert not (base / "machines" / ahead).exists()
+    assert not any((base / "machines" / handle).exists() for handle in ready)
     with pytest.raises(SandboxGone):
         await backend.attach(held["run"].handle)
     process = await (await backend.attach(held["task"].handle)).process("one")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from skillyard.config.backends import OciSettings
-from skillyard.domain.errors import SandboxGone
+from skillyard.domain.errors import SandboxFault, SandboxGone
 from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import Argv, Mount, Owner, SandboxSpec, Stream
 from skillyard.sandbox.agent_client import AgentSandbox
@@ -25,22 +25,32 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[3]
 BOUND_S = 120.0
 SPEC = SandboxSpec(single=True, allow_degraded=WITHOUT)
+TASK = replace(SPEC, owner=Owner.TASK)
 
 SERVER = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from skillyard.config.backends import OciSettings
+from skillyard.sandbox.agent_client import AgentSandbox
 from skillyard.sandbox.oci import container
 from skillyard.sandbox.oci.backend import OciBackend
-from tests.conformance.sandbox.test_oci_pool import SPEC, stands
+from skillyard.domain.sandbox.spec import Argv
+from tests.conformance.sandbox.test_oci_pool import SPEC, TASK, stands
 
 async def main(base: Path, settings: str) -> None:
-    container.LEASE_S = 3.0
+    container.LEASE_S = 8.0
     backend = OciBackend(base, OciSettings.model_validate_json(settings))
     await backend.prepare(SPEC)
     await stands(backend, 1)
     await backend.create(SPEC, "lent")
-    await stands(backend, 1)
+    await backend.prepare(TASK)
+    await stands(backend, 2)
+    task = await backend.create(TASK, "task")
+    await task.start(Argv(("head", "-n", "1"), stdin=True), id="waits", timeout_ms=300_000)
+    await stands(backend, 2)
+    AgentSandbox.keep = lambda self: asyncio.sleep(0)  # killed between the record and the word to the agent
+    print(task.handle, (await backend.create(TASK, "begun")).handle, flush=True)
+    await stands(backend, 2)
     os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
@@ -159,25 +169,63 @@ async def test_another_image_under_the_name_drains_them(engine: tuple[Docker, Oc
     assert docker("ps", "-aq").stdout == ""
 
 
-async def test_none_outlives_a_killed_server(
+async def test_a_killed_server_loses_no_task_and_leaves_nothing_else(
     backend: OciBackend, engine: tuple[Docker, OciSettings], tmp_path: Path
 ) -> None:
     words = [sys.executable, "-c", SERVER, str(tmp_path / "oci"), engine[1].model_dump_json()]
-    killed = await asyncio.create_subprocess_exec(*words, cwd=ROOT)
+    killed = await asyncio.create_subprocess_exec(*words, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
     async with asyncio.timeout(BOUND_S):
-        assert await killed.wait() == -signal.SIGKILL
-    assert len(engine[0]("ps", "-aq").stdout.split()) == 2
+        said, _ = await killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+    task, forgotten = said.decode().split()
+    await backend.attach(forgotten)  # its agent was not told that it stays
+    assert len(engine[0]("ps", "-aq").stdout.split()) == 5
+    held = {one.key: one for one in await backend.survey()}
+    assert {key: (one.handle, one.owner) for key, one in held.items()} == {
+        "task": (task, Owner.TASK),
+        "begun": (forgotten, Owner.TASK),
+    }
+    await until(lambda: containers(engine[0]) == {task, forgotten})  # without a lease the agents of the others end
+    assert {one.key for one in await backend.survey()} == {"task", "begun"}
+    sandbox = await backend.attach(task)
+    process = await sandbox.process("waits")
+    async with asyncio.timeout(BOUND_S):
+        await process.send(b"went on\n")
+        assert b"".join([data async for data in process.output(Stream.STDOUT)]) == b"went on\n"
+    await backend.destroy(task)
+    await asyncio.to_thread(engine[0], "rm", "-f", forgotten)
     assert await backend.survey() == []
-    await until(lambda: not containers(engine[0]))  # without a lease their agents end
-    assert await backend.survey() == []
-    assert engine[0]("ps", "-aq").stdout == ""
+    with pytest.raises(SandboxGone):
+        await backend.attach(task)
 
 
-async def test_tasks_get_none_that_was_made_ahead(backend: OciBackend) -> None:
-    task = replace(SPEC, owner=Owner.TASK)
+async def test_a_task_gets_one_of_its_own_kind(backend: OciBackend, engine: tuple[Docker, OciSettings]) -> None:
     await backend.prepare(SPEC)
     await stands(backend, 1)
-    sandbox = await backend.create(task, "task")
+    await backend.prepare(TASK)
+    await stands(backend, 2)
+    ready = containers(engine[0])
+    sandbox = await backend.create(TASK, "task")
+    assert sandbox.handle in ready
     assert [held.owner for held in await backend.survey()] == [Owner.TASK]
+    assert await backend.create(TASK, "task") is sandbox
     await backend.destroy(sandbox.handle)
-    assert backend._pool.count == 1
+    run = await backend.create(SPEC, "run")
+    assert run.handle in ready
+
+
+async def test_one_whose_agent_cannot_be_told_to_stay_is_not_left(
+    backend: OciBackend, engine: tuple[Docker, OciSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(_: AgentSandbox) -> None:
+        raise SandboxFault("the channel is lost")
+
+    await backend.prepare(TASK)
+    await stands(backend, 1)
+    [ready] = containers(engine[0])
+    monkeypatch.setattr(AgentSandbox, "keep", fails)
+    with pytest.raises(SandboxFault):
+        await backend.create(TASK, "task")
+    assert ready not in containers(engine[0])
+    assert await backend.survey() == []
+    assert backend._lent.handles() == frozenset()

@@ -65,7 +65,7 @@ def test_a_shape_is_all_that_a_container_is_made_of(tmp_path: Path) -> None:
     others = [
         replace(SPEC, limits=Limits(cpus=2)), replace(SPEC, limits=Limits(pids=9)), replace(SPEC, single=False),
         replace(SPEC, limits=Limits(disk_mb=9)), replace(SPEC, mounts=(skill,)), replace(SPEC, environment=packages),
-        replace(SPEC, mounts=(replace(skill, target="/skills/b"),)), spec_of(9),
+        replace(SPEC, mounts=(replace(skill, target="/skills/b"),)), spec_of(9), replace(SPEC, owner=Owner.TASK),
     ]  # fmt: skip
     shapes = [shape_of(spec, "sha256:1") for spec in (SPEC, *others)] + [shape_of(SPEC, "sha256:2")]
     assert None not in shapes
@@ -94,7 +94,6 @@ def test_what_is_a_runs_own_is_not_made_ahead(tmp_path: Path) -> None:
         (Content("d", open=lambda: iter(())), "/skills/a"),  # type: ignore[arg-type,return-value]
     ):
         assert shape_of(replace(SPEC, mounts=(Mount(source, target),)), "sha256:1") is None
-    assert shape_of(replace(SPEC, owner=Owner.TASK), "sha256:1") is None
 
 
 async def test_each_is_taken_once_and_replaced() -> None:

@@ -54,7 +54,7 @@ Operations, with their further fields:
     listen     port                   listens on a port of loopback, for as long as the agent lives
     accept     port, window           the next connection to that port, as a byte stream both ways; an empty piece says
                                       that there is one. ``window`` is the host's credit at the beginning
-    lease                             begins the lease anew
+    lease                             begins the lease anew; with ``kept`` the agent has none from now on, and says so
     end                               ends everything, tells the usage, and exits
 
 Trees. As pid 1 the agent is the parent of programs. A kill ends the program and its descendants; a process that has
@@ -62,9 +62,10 @@ lost its parents lives on while any program runs, and is ended with the last one
 program has a supervisor that takes its orphans in (:mod:`.supervisor`): a kill ends them too, and what a program leaves
 lives on after its end. In a sandbox for one program all end with it. When the agent ends, everything does.
 
-Guests. The interpreter of the next one begins ahead after a clearing, and where the settings say ``ahead``. It is used
-once, and never there beside a program (:mod:`.start`). Where no foreign code is in a guest, a fork of the agent is
-enough: for one that clears the sandbox, and for one of a command, which executes programs.
+Guests. The interpreter of the next one begins ahead after a clearing, and in a sandbox of one program where the
+settings say ``ahead``. It is used once, and never there beside a program (:mod:`.start`). Where no foreign code is in
+a guest, a fork of the agent is enough: for one that clears the sandbox, and for one of a command, which executes
+programs.
 
 Promises. The agent is not dumpable, so programs of its own user can neither trace it nor read its memory, environment
 and descriptors; the supervisors of programs and the workers for files are not dumpable either.

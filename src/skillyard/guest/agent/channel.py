@@ -79,7 +79,7 @@ class Exchange:
 class Channel:
     """Frames over the descriptor that is read from and that which is written to.
 
-    ``begin`` makes the exchange of an operation, or raises Refused.
+    ``begin`` makes the exchange of an operation, or raises Refused. ``met`` is called when the host has proved itself.
     """
 
     def __init__(
@@ -89,11 +89,12 @@ class Channel:
         key: bytes,
         instance: str,
         begin: Callable[[Channel, int, Mapping[str, Any]], Exchange],
+        met: Callable[[], None],
         lost: Callable[[Channel], None],
     ) -> None:
         self._loop, self._key, self._instance = loop, key, instance
         self._fd, self._into = fds
-        self._begin, self._lost = begin, lost
+        self._begin, self._met, self._lost = begin, met, lost
         self._parser = wire.Parser(wire.TO_AGENT)
         self._out: deque[memoryview] = deque()
         self._waiting = 0
@@ -254,6 +255,7 @@ class Channel:
         else:
             self.known = True
             self._patience.cancel()
+            self._met()
 
     def _say(self, value: Mapping[str, Any]) -> None:
         self.send(wire.pack(wire.HELLO, 0, jsontext.encode(value)))

@@ -11,7 +11,8 @@ Its settings are a JSON object::
     spool        the directory for output that does not stay in memory (/tmp)
     single       one program is started: its end is told when nothing of its tree is left
     timeout_ms   the deadline of programs that are given none (300000)
-    ahead        the interpreter of guests begins at once (false)
+    ahead        the agent makes ready when a host has greeted it: begins the interpreter of a guest, and where it is
+                 for more than one program imports what guests of commands need (false)
     limits       limits of the agent and all that it starts, by their numbers (setrlimit(2)) ({})
     filters      filters of system calls for the agent and all that it starts, in their order, each in base64 ([])
 

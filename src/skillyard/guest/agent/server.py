@@ -12,7 +12,7 @@ from .channel import Channel, Exchange
 from .loop import Loop
 from .programs import STREAMS, Program, Programs, Refused, raise_files, spent
 from .relay import Forward, Workers
-from .start import Place
+from .start import Place, import_ahead
 from .supervisor import end_others
 from .way_out import WaysOut
 
@@ -57,8 +57,7 @@ class Agent:
         self._lease: Timer | None = None
         self._renew()
         self._place.ways = lambda: [channel.peer for channel in self._channels if channel.known and channel.peer]
-        if settings["ahead"]:
-            self._programs.make_ahead()
+        self._ahead = bool(settings["ahead"])
         self.on_lost: Callable[[], object] | None = None
 
     def listen(self, listener: socket.socket) -> None:
@@ -71,7 +70,8 @@ class Agent:
 
         Where ``into`` is given, it is written to, and ``fd`` is only read from.
         """
-        channel = Channel(self.loop, (fd, fd if into < 0 else into), self._key, self._instance, self._begin, self._lost)
+        ends = fd, fd if into < 0 else into
+        channel = Channel(self.loop, ends, self._key, self._instance, self._begin, self._met, self._lost)
         channel.peer = peer
         self._channels.append(channel)
 
@@ -93,6 +93,13 @@ class Agent:
     def _make_room(self) -> None:
         """Closes the oldest channel that has not said hello, as programs hold them open, or of all."""
         (next((channel for channel in self._channels if not channel.known), None) or self._channels[0]).close()
+
+    def _met(self) -> None:
+        """Begins the lease anew, and makes ready behind the first greeting."""
+        self._renew()
+        if self._ahead:
+            self._ahead = False
+            self.loop.after(0.0, self._programs.make_ahead if self._place.single else import_ahead)
 
     def _lost(self, channel: Channel) -> None:
         self._channels.remove(channel)
@@ -162,9 +169,11 @@ class Agent:
     def _take_next(self, channel: Channel, number: int, order: Mapping[str, Any]) -> Exchange:
         return self._ways_out.accept(channel, number, order["port"], order["window"])
 
-    def _renewed(self, channel: Channel, number: int, _: Mapping[str, Any]) -> Exchange:
+    def _renewed(self, channel: Channel, number: int, order: Mapping[str, Any]) -> Exchange:
+        if order.get("kept") is True:
+            self._lease_s = None
         self._renew()
-        return _Answer(channel, number, {})
+        return _Answer(channel, number, {"kept": self._lease_s is None})
 
     def _end(self, channel: Channel, number: int, _: Mapping[str, Any]) -> Exchange:
         exchange = Exchange(channel, number)

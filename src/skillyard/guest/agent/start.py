@@ -172,6 +172,11 @@ def _clear(place: Place, stdio: tuple[int, int, int], kept: tuple[int, ...], spa
         os._exit(status)
 
 
+def import_ahead() -> None:
+    """Imports what forks of the agent for guests without foreign code need."""
+    from .. import clearing, main, process  # noqa: F401
+
+
 def is_forked(place: Place, order: Mapping[str, Any]) -> bool:
     """Returns whether a guest needs no interpreter of its own: no foreign code is ever in it."""
     return bool(order.get("clear") or (order.get("command") and place.python == sys.executable))

@@ -50,7 +50,7 @@ from skillyard.sandbox.turns import Turns
 from skillyard.threads import to_its_end
 
 LEASE_S = 8.0
-"""How long programs that belong to a server outlive it where the kernel does not end the machine with it."""
+"""How long a machine outlives its server: one that is ready, and one of a run that the kernel does not end with it."""
 KERNEL_MB = 160
 """Memory of a machine for its kernel, our files and the channels."""
 _STEP_MB, _LARGE_MB, _LARGE_STEP_MB = 128, 2048, 512
@@ -171,16 +171,27 @@ class MicrovmBackend:
             ready = self._pool.take(shape)
             self._pool.want(shape, spec)
             if ready is not None:
-                state = self._state_of(ready.handle) or {}
-                lent = {"key": key, "made": time.time(), "timeout_ms": spec.limits.timeout_ms, "ready": False}
-                _write_state(self._machines / ready.handle, state | lent)
-                ready.timeout_ms = spec.limits.timeout_ms
-                return self._open.setdefault(ready.handle, ready)
+                return await self._lent(ready, spec, key)
         try:
             async with self._content.placed(spec, key) as placed:
                 return await self._make(placed, key, probe.enforced())
         finally:
             self._content.release(key)  # it was uploaded
+
+    async def _lent(self, ready: AgentSandbox, spec: SandboxSpec, key: str) -> AgentSandbox:
+        """Returns a machine that was made ahead as that of ``key``. Raises SandboxGone, SandboxFault."""
+        state = self._state_of(ready.handle) or {}
+        lent = {"key": key, "made": time.time(), "timeout_ms": spec.limits.timeout_ms, "ready": False}
+        _write_state(self._machines / ready.handle, state | lent)
+        ready.timeout_ms = spec.limits.timeout_ms
+        self._open[ready.handle] = ready
+        if spec.owner is Owner.TASK:  # behind its record, so that a server that is killed leaves none unknown
+            try:
+                await ready.keep()
+            except BaseException:
+                await asyncio.shield(self.destroy(ready.handle))
+                raise
+        return ready
 
     async def _made_ahead(self, spec: SandboxSpec, _: str) -> AgentSandbox:
         """Makes a machine for the pool. Raises SkillyardError."""
@@ -230,6 +241,7 @@ class MicrovmBackend:
             "image": f"sha256:{self._image.digest}" if self._image else "",
             "group": group,
             "ready": ahead,
+            "ahead": ahead,
         }
         try:
             place.mkdir(mode=0o700, parents=True)
@@ -249,8 +261,10 @@ class MicrovmBackend:
                 )
                 state |= {"pid": pid, "began": machine.began(pid)}
                 _write_state(place, state)
-                self._machine = await _ordered(place, _order(spec, state["secret"], shape, size), content)
-            made = await self._attached(handle, state)
+                leased = ahead or spec.owner is Owner.RUN
+                order = _order(spec, state["secret"], shape, size, leased=leased, ahead=ahead)
+                self._machine = await _ordered(place, order, content)
+            made = await self._attached(handle, state, leased=leased)
             made.new = True
             return made
         except BaseException:
@@ -275,10 +289,10 @@ class MicrovmBackend:
         state = self._state_of(handle)
         if state is None or state.get("ready") or not _lives(state):
             raise SandboxGone(f"sandbox {shown(handle)} is unknown here")
-        return await self._attached(handle, state)
+        return await self._attached(handle, state, leased=state["owner"] == Owner.RUN)
 
-    async def _attached(self, handle: str, state: Mapping[str, Any]) -> AgentSandbox:
-        lease_s = LEASE_S if state["owner"] == Owner.RUN else None
+    async def _attached(self, handle: str, state: Mapping[str, Any], *, leased: bool) -> AgentSandbox:
+        lease_s = LEASE_S if leased else None
         reach = Reach(opener(self._machines / handle), bytes.fromhex(state["secret"]))
         enforced, timeout_ms = state["enforced"], state["timeout_ms"]
         sandbox = AgentSandbox(
@@ -286,6 +300,8 @@ class MicrovmBackend:
         )
         try:
             await _connect(sandbox)
+            if state.get("ahead") and not leased:  # the server that lent it may have been killed before it did so
+                await sandbox.keep()
         except BaseException:
             await sandbox.close()
             raise
@@ -398,9 +414,9 @@ async def _connect(sandbox: AgentSandbox) -> None:
     await sandbox.connect()
 
 
-def _order(spec: SandboxSpec, secret: str, shape: Shape, archive: int) -> dict[str, Any]:
+def _order(spec: SandboxSpec, secret: str, shape: Shape, archive: int, *, leased: bool, ahead: bool) -> dict[str, Any]:
     given = orders.order(spec, secret, f"{PLACE}/guest.pyz", shape.processors)
-    given["agent"]["lease_s"] = LEASE_S if spec.owner is Owner.RUN else None
+    given["agent"] |= {"lease_s": LEASE_S if leased else None, "ahead": ahead}
     return given | {"archive": archive}
 
 

@@ -37,7 +37,7 @@ KEPT = 6
 """Snapshots that are kept; those that were used longest ago go first."""
 _OURS = ("skillyard/sandbox/microvm/inside.py", "skillyard/sandbox/e2b/stage.py")
 _WARM = """
-/usr/bin/python3 /bin/sh /lib64/ld-linux*
+/usr/bin/python3 /bin/sh /bin/bash /lib64/ld-linux* /lib/*/libtinfo.so.6
 /lib/*/libc.so.6 /lib/*/libm.so.6 /lib/*/libz.so.1 /lib/*/libexpat.so.1 /lib/*/libcap*.so.* /lib/*/libselinux.so.1
 /lib/*/libpcre2-8.so.0 /lib/*/libmount.so.1 /lib/*/libblkid.so.1 /usr/lib/*/libffi.so.8
 /usr/lib/python3.*/__pycache__/* /usr/lib/python3.*/json/__pycache__/* /usr/lib/python3.*/re/__pycache__/*

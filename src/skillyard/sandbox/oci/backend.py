@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -33,10 +32,9 @@ from skillyard.sandbox.agent_link import Reach
 from skillyard.sandbox.content import ContentCache
 from skillyard.sandbox.guest_argv import guest_bundle
 from skillyard.sandbox.oci import calls, container
-from skillyard.sandbox.oci.calls import ARCHITECTURES
 from skillyard.sandbox.oci.container import Image, Surroundings
 from skillyard.sandbox.oci.engine import Engine, EngineRefused
-from skillyard.sandbox.oci.home import OURS, Home
+from skillyard.sandbox.oci.home import OURS, Home, Lent
 from skillyard.sandbox.oci.pool import Pool, shape_of
 from skillyard.sandbox.oci.probe import LOOK, WITHOUT, absent, facts_of, judge, seen_outside
 from skillyard.sandbox.registry import Kind, Place
@@ -46,7 +44,7 @@ from skillyard.threads import answered
 _OWNER_ID, _KEY, _SECRET_OF = f"{OURS}.server", f"{OURS}.key", container.VARIABLE
 _LENT_AS, _MADE, _ENFORCED = f"{OURS}.owner", f"{OURS}.made", f"{OURS}.enforced"
 _TIMEOUT, _READY = f"{OURS}.timeout_ms", f"{OURS}.ready"
-"""The last is set for containers that are made ahead: the server alone knows whether one is lent, and for which key."""
+"""The last is set for containers that are made ahead, whose labels tell not whether one is lent, and for which key."""
 _HANDLE = re.compile(r"[0-9a-f]{64}")
 _BOUND_S = 60.0
 _AGAIN_S = 0.2
@@ -78,8 +76,7 @@ class OciBackend:
         self._named: dict[str, str] = {}
         self._told: dict[str, str] = {}
         self._pool = Pool(settings.ready, self._made_ahead, self._drop)
-        self._lent: dict[str, Held] = {}
-        """Containers that were made ahead and are lent, by handle. Their age is the time when that was."""
+        self._lent = Lent(state / "lent")
 
     @property
     def nature(self) -> Nature:
@@ -162,19 +159,11 @@ class OciBackend:
             told = await self._engine.call("GET", f"/images/{quote(name)}/json")
         except EngineRefused as refused:
             raise InvalidInput("image", f"the engine has none of that name ({refused.message})", shown(name)) from None
-        config = told.get("Config") or {}
-        if volumes := config.get("Volumes"):
-            rule = "must declare no volumes, which runs could fill; build it without them"
-            raise InvalidInput("image", rule, shown(", ".join(volumes)))
-        words = (word.partition("=") for word in config.get("Env") or ())
-        architecture = ARCHITECTURES.get(str(told.get("Architecture")))
-        if architecture is None:
-            raise InvalidInput("image", "must be for x86_64 or aarch64", shown(told.get("Architecture")))
-        id = f"sha256:{str(told['Id']).removeprefix('sha256:')}"
-        if self._named.get(name, id) != id:  # the name means another image now
+        image = container.image(told)
+        if self._named.get(name, image.id) != image.id:  # the name means another image now
             self._pool.drain(lambda shape: shape.image != self._named[name])
-        self._named[name] = id
-        return Image(id, {key: value for key, _, value in words}, architecture)
+        self._named[name] = image.id
+        return image
 
     # the life of a sandbox
 
@@ -206,12 +195,22 @@ class OciBackend:
             sandbox = self._pool.take(shape)
             self._pool.want(shape, spec)
             if sandbox is not None:
-                sandbox.timeout_ms = spec.limits.timeout_ms
-                self._open[sandbox.handle] = sandbox
-                self._lent[sandbox.handle] = Held(sandbox.handle, key, Owner.RUN, time.monotonic())
-                return sandbox
+                return await self._lend(sandbox, spec, key)
         async with self._content.placed(spec, key) as placed:
             return await self._make(placed, key, image, packages, enforced)
+
+    async def _lend(self, ready: AgentSandbox, spec: SandboxSpec, key: str) -> AgentSandbox:
+        """Returns a container that was made ahead as that of ``key``. Raises SandboxGone, SandboxFault."""
+        ready.timeout_ms = spec.limits.timeout_ms
+        self._open[ready.handle] = ready
+        self._lent.add(ready.handle, key, spec.owner, spec.limits.timeout_ms)
+        if spec.owner is Owner.TASK:  # behind the record, so that a server that is killed leaves none unknown
+            try:
+                await ready.keep()
+            except BaseException:
+                await self._engine.finished(self.destroy(ready.handle))
+                raise
+        return ready
 
     async def _made_ahead(self, spec: SandboxSpec, id: str) -> AgentSandbox:
         """Makes a container for the pool. Raises SkillyardError."""
@@ -247,15 +246,14 @@ class OciBackend:
 
     async def _found(self, key: str) -> str | None:
         """Returns the handle of the live container of ``key``; one that is not live is removed."""
-        if (held := next((one for one in self._lent.values() if one.key == key), None)) is not None:
-            return held.handle
-        told = await self._inspect(self._home.name_of(key))
-        if told is None:
-            return None
-        if told["State"].get("Status") != "running":
-            await self._remove(str(told["Id"]))
-            return None
-        return str(told["Id"])
+        name = self._lent.handle_of(key) or self._home.name_of(key)
+        told = await self._inspect(name)
+        if told is not None and told["State"].get("Status") == "running":
+            return str(told["Id"])
+        if told is not None:
+            await self._remove(name)
+        self._lent.forget(name)
+        return None
 
     async def _make(
         self,
@@ -297,7 +295,8 @@ class OciBackend:
             except BaseException:
                 first[1].close()
                 raise
-            return await self._attached(handle, spec.owner, spec.limits.timeout_ms, secret, enforced, image.id, first)
+            leased = ahead or spec.owner is Owner.RUN
+            return await self._attached(handle, leased, spec.limits.timeout_ms, secret, enforced, image.id, first)
         except BaseException:
             await self._engine.finished(self._remove(name))
             raise
@@ -309,25 +308,30 @@ class OciBackend:
         labels = {} if told is None else told["Config"].get("Labels") or {}
         if told is None or labels.get(_OWNER_ID) != self._home.server or told["State"].get("Status") != "running":
             raise _gone(handle)
-        if labels.get(_READY):  # lent by an earlier server, whose runs end with it, or not lent at all
+        lent = self._lent.of(handle)
+        if labels.get(_READY) and lent is None:  # a run of an earlier server's, which ends with it, or nobody's
             raise _gone(handle)
         variables = dict(word.partition("=")[::2] for word in told["Config"]["Env"])
         secret = json.loads(variables[_SECRET_OF])["key"]
-        owner, enforced = Owner(labels[_LENT_AS]), json.loads(labels[_ENFORCED])
+        leased, enforced = labels[_LENT_AS] == Owner.RUN, json.loads(labels[_ENFORCED])
+        timeout_ms = int(labels[_TIMEOUT]) if lent is None else self._lent.timeout_ms(handle)
         image = f"sha256:{str(told['Image']).removeprefix('sha256:')}"
-        return await self._attached(handle, owner, int(labels[_TIMEOUT]), secret, enforced, image)
+        sandbox = await self._attached(handle, leased, timeout_ms, secret, enforced, image)
+        if lent is not None and not leased:  # the server that lent it may have been killed before it did so
+            await sandbox.keep()
+        return sandbox
 
     async def _attached(
         self,
         handle: str,
-        owner: Owner,
+        leased: bool,
         timeout_ms: int,
         secret: str,
         enforced: Mapping[str, str],
         image: str,
         first: tuple[Any, Any] | None = None,
     ) -> AgentSandbox:
-        lease_s = container.LEASE_S if owner is Owner.RUN else None
+        lease_s = container.LEASE_S if leased else None
         reach = Reach(self._opener(handle, first), bytes.fromhex(secret))
         sandbox = AgentSandbox(
             reach, handle, enforced, timeout_ms=timeout_ms, lease_s=lease_s, image=image, gate=self._gate
@@ -346,21 +350,13 @@ class OciBackend:
         The first of a new container is its own input and output, since an exec takes as long as a start.
         """
         opened = [] if first is None else [first]
-        order = {
-            "AttachStdin": True,
-            "AttachStdout": True,
-            "AttachStderr": False,
-            "Tty": False,
-            "Cmd": [*container.AGENT, "connect", container.SOCKET],
-            "Env": [f"{container.VARIABLE}="],  # the settings are the agent's alone
-        }
 
         async def open_channel() -> tuple[Any, Any]:
             if opened:
                 return opened.pop()
             while True:
                 try:
-                    made = await self._engine.call("POST", f"/containers/{handle}/exec", order)
+                    made = await self._engine.call("POST", f"/containers/{handle}/exec", container.CONNECT)
                     return await self._engine.hijack(f"/exec/{made['Id']}/start", {"Detach": False, "Tty": False})
                 except EngineRefused:
                     told = await self._inspect(handle)  # engines refuse in their own ways where one has ended
@@ -375,6 +371,7 @@ class OciBackend:
 
     async def survey(self) -> Sequence[Held]:
         filters = json.dumps({"label": [f"{_OWNER_ID}={self._home.server}"]})
+        lent_before = self._lent.handles()
         listed = await self._engine.call("GET", "/containers/json", all=1, filters=filters)
         now, found = time.time(), []
         for one in listed:
@@ -382,11 +379,13 @@ class OciBackend:
             if not labels.get(_READY):
                 age_s = max(0.0, now - float(labels[_MADE]))
                 found.append(Held(handle, labels[_KEY], Owner(labels[_LENT_AS]), age_s))
-            elif (lent := self._lent.get(handle)) is not None:
-                found.append(replace(lent, age_s=time.monotonic() - lent.age_s))
+            elif (lent := self._lent.of(handle)) is not None:
+                found.append(lent)
             elif one["State"] in _ENDED:  # an earlier server's, whose agent ended without a lease
                 with suppress(SandboxFault, TimeoutError):
                     await self._remove(handle)
+        for handle in lent_before - {str(one["Id"]) for one in listed}:
+            self._lent.forget(handle)
         return found
 
     async def stats(self) -> dict[str, int]:
@@ -428,8 +427,9 @@ class OciBackend:
         self._owed.discard(handle)
         self._content.release(labels[_KEY])
         wall_s = time.time() - float(labels[_MADE])
-        if (lent := self._lent.pop(handle, None)) is not None:
-            wall_s = time.monotonic() - lent.age_s
+        if (lent := self._lent.of(handle)) is not None:
+            wall_s = lent.age_s
+            self._lent.forget(handle)
         return Usage(used.cpu_ms, used.peak_memory_bytes, max(0.0, wall_s) * 1000)
 
     async def _remove(self, name: str) -> None:

@@ -7,6 +7,7 @@ import resource
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.sandbox.spec import Owner, SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.sandbox.content import bound
@@ -24,7 +25,17 @@ SWITCH = "passwd: files\ngroup: files\nhosts: files\n"
 SOCKET = "@skillyard-agent"
 AGENT = guest_words("python3", GUEST, "agent")
 VARIABLE = "SKILLYARD_AGENT"
+CONNECT = {
+    "AttachStdin": True,
+    "AttachStdout": True,
+    "AttachStderr": False,
+    "Tty": False,
+    "Cmd": [*AGENT, "connect", SOCKET],
+    "Env": [f"{VARIABLE}="],  # the settings are the agent's alone
+}
+"""The order for a program that joins its input and output to the agent."""
 LEASE_S = 10.0
+"""How long a container of a run, or one that is ready, outlives its server."""
 OVERHEAD_MB = 48
 """Memory of the agent, of its channel and of a worker for files."""
 OVERHEAD_PIDS = 2
@@ -77,6 +88,20 @@ class Surroundings:
     """Whether the engine has control groups of version 1 and passes a limit for queues of TCP sockets on."""
 
 
+def image(told: Mapping[str, Any]) -> Image:
+    """Returns an image as the engine tells of it. Raises InvalidInput for one that makes no sandboxes."""
+    config = told.get("Config") or {}
+    if volumes := config.get("Volumes"):
+        rule = "must declare no volumes, which runs could fill; build it without them"
+        raise InvalidInput("image", rule, shown(", ".join(volumes)))
+    architecture = calls.ARCHITECTURES.get(str(told.get("Architecture")))
+    if architecture is None:
+        raise InvalidInput("image", "must be for x86_64 or aarch64", shown(told.get("Architecture")))
+    words = (word.partition("=") for word in config.get("Env") or ())
+    id = f"sha256:{str(told['Id']).removeprefix('sha256:')}"
+    return Image(id, {key: value for key, _, value in words}, architecture)
+
+
 def parts(limits: Limits) -> dict[str, int]:
     """Returns the size of each place in bytes. Together they have the disk limit, so that none of it is there twice."""
     whole = limits.disk_mb * _MIB
@@ -106,13 +131,13 @@ def body(
 ) -> dict[str, Any]:
     """Returns the order to make a container. ``packages`` is where its interpreter looks for them.
 
-    One that is made ``ahead`` has its guest's interpreter begun.
+    One that is made ``ahead`` has a lease until it is lent, and an agent that has made ready.
     """
     agent = {
         "key": key,
         "env": environment(image),
         "single": spec.single,
-        "lease_s": LEASE_S if spec.owner is Owner.RUN else None,
+        "lease_s": LEASE_S if ahead or spec.owner is Owner.RUN else None,
         "timeout_ms": spec.limits.timeout_ms,
         "ahead": ahead,
         "limits": resources(spec.limits),

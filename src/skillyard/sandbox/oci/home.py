@@ -1,13 +1,17 @@
-"""The name of a data directory at engines, and files that containers are shown."""
+"""The name of a data directory at engines, its files, and the containers that it lends."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
+import time
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+
+from skillyard.domain.sandbox.spec import Held, Owner
 
 OURS = "skillyard"
 """The first part of labels and names."""
@@ -46,3 +50,52 @@ class Home:
             part.chmod(0o444)
             part.rename(place)
         return str(place)
+
+
+class Lent:
+    """Containers that were made ahead and are lent, which engines cannot be told of.
+
+    Those of tasks are written down in the directory ``place``, for the next server.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._lent: dict[str, tuple[str, Owner, float, int]] | None = None
+
+    @property
+    def _all(self) -> dict[str, tuple[str, Owner, float, int]]:
+        """The key, the owner, the time and the deadline of each, by handle."""
+        if self._lent is None:
+            self._lent = {}
+            for file in self._place.glob("*.json"):
+                told = json.loads(file.read_text("utf-8"))
+                self._lent[file.stem] = told["key"], Owner.TASK, told["at"], told["timeout_ms"]
+        return self._lent
+
+    def add(self, handle: str, key: str, owner: Owner, timeout_ms: int) -> None:
+        self._all[handle] = key, owner, (at := time.time()), timeout_ms
+        if owner is Owner.TASK:
+            self._place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            part = self._place / f".{handle}"
+            part.write_text(json.dumps({"key": key, "at": at, "timeout_ms": timeout_ms}), "utf-8")
+            part.rename(self._place / f"{handle}.json")
+
+    def of(self, handle: str) -> Held | None:
+        """Returns what is held there; None where it is not lent."""
+        if (found := self._all.get(handle)) is None:
+            return None
+        key, owner, at, _ = found
+        return Held(handle, key, owner, max(0.0, time.time() - at))
+
+    def timeout_ms(self, handle: str) -> int:
+        return self._all[handle][3]
+
+    def handle_of(self, key: str) -> str | None:
+        return next((handle for handle, (held, *_) in self._all.items() if held == key), None)
+
+    def forget(self, handle: str) -> None:
+        self._all.pop(handle, None)
+        (self._place / f"{handle}.json").unlink(missing_ok=True)
+
+    def handles(self) -> frozenset[str]:
+        return frozenset(self._all)

@@ -2,6 +2,7 @@
 
 A ready container has an agent that waits, an open channel, and everything of its sandbox that is known before the run:
 the image, the limits, skills and packages. Blobs are a run's own, so that a run with blobs gets a container on demand.
+Until it is lent its agent has a lease, that of a task or session too: it ends with a server that is killed.
 """
 
 from __future__ import annotations
@@ -38,14 +39,13 @@ class Shape:
     pids: int
     disk_mb: int
     single: bool
+    owner: Owner
     shown: tuple[tuple[str, ...], ...]
 
 
 def shape_of(spec: SandboxSpec, image: str) -> Shape | None:
     """Returns the shape of a spec's container; None for one that cannot be made ahead."""
     shown = []
-    if spec.owner is not Owner.RUN:
-        return None
     if (packages := spec.environment.packages) is not None:
         if packages.path is None or not (identity := _identity(packages.path)):
             return None
@@ -58,7 +58,9 @@ def shape_of(spec: SandboxSpec, image: str) -> Shape | None:
             return None
         shown.append((mount.target, *mount.aliases, *identity))
     limits = spec.limits
-    return Shape(image, limits.memory_mb, limits.cpus, limits.pids, limits.disk_mb, spec.single, tuple(shown))
+    return Shape(
+        image, limits.memory_mb, limits.cpus, limits.pids, limits.disk_mb, spec.single, spec.owner, tuple(shown)
+    )
 
 
 def _identity(path: Path) -> tuple[str, ...]:
