@@ -217,6 +217,13 @@ def test_both_make_the_same_calls_in_the_same_order(name: str, groups: list[int]
     assert len(of_both[0]) == len(of_both[1]) > 60
 
 
+@given(uid=st.integers(0, (1 << 32) - 2), own=st.booleans())
+def test_an_id_is_put_in_where_it_would_have_been_written(uid: int, own: bool) -> None:
+    build = BUILD._replace(uid=uid, own_uid=own)
+    ((whole,),) = table._of_anybody.__wrapped__(build, 3)
+    assert table.order(build, 3) == whole
+
+
 def test_what_may_fail_is_what_may_fail_in_python() -> None:
     """The host name where a container's filter refuses it, a kernel that cannot choose a pid, settings it lacks."""
     steps = list(form.decode(table.order(BUILD, 1)))

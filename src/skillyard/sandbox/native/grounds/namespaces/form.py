@@ -66,10 +66,11 @@ def encode(*steps: Step) -> bytes:
 def _encode(step: Step) -> bytes:
     name = step.name.encode("ascii")[:255]
     head = _HEAD.pack(step.op, step.lenient, step.store, step.skip, step.call, len(step.arguments), len(name))
-    return b"".join((head, name, *map(_argument, step.arguments)))
+    return b"".join((head, name, *map(argument_bytes, step.arguments)))
 
 
-def _argument(argument: Argument) -> bytes:
+def argument_bytes(argument: Argument) -> bytes:
+    """Returns an argument as it stands in a table."""
     if isinstance(argument, int):
         return struct.pack("=Bq", NUMBER, argument)
     if isinstance(argument, bytes):

@@ -2,7 +2,7 @@
 
 They are those of :func:`skillyard.sandbox.native.inside.walls.build`, and ``tests/unit/sandbox/native/test_steps.py``
 holds that both make the same calls. The keeper makes the table, so that a clone reads nothing but numbers and bytes.
-Parts that many sandboxes have alike are made once.
+It is made once for all sandboxes that differ in their user alone.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from skillyard.sandbox.native.grounds.namespaces.form import (
     Patched,
     Slot,
     Step,
+    argument_bytes,
     encode,
 )
 from skillyard.sandbox.native.inside import walls
@@ -45,18 +46,51 @@ _FEWEST_CAPABILITIES = 37
 
 
 def order(build: walls.Build, groups: int) -> bytes:
-    """Returns the whole table of a sandbox that joins ``groups`` control groups by itself."""
-    return b"".join(
-        (
-            _first(groups),
-            *_box(build),
-            _terminals(build.terminals),
-            _proc(build.proc_files, build.proc_directories, build.cpus),
-            _ids(build.uid, build.own_uid),
-            _last(build._replace(uid=0, own_uid=False, cpus=(), proc_files=(), proc_directories=())),
-            encode(END),
-        )
+    """Returns the whole table of a sandbox that joins ``groups`` control groups by itself.
+
+    Sandboxes that differ in their user alone have the same table, into which its id is put.
+    """
+    between = _of_anybody(build._replace(uid=_ANYBODY), groups)
+    number = _as_number(build.uid)
+    return _as_map(build.uid).join([number.join(parts) for parts in between])
+
+
+_ANYBODY = 0x5EED_C0DE_5EED_C0DE
+"""Stands for an id, and is none: neither its bytes nor its digits are anywhere else in a table."""
+
+
+def _as_number(uid: int) -> bytes:
+    return argument_bytes(uid)
+
+
+def _as_map(uid: int) -> bytes:
+    """Returns the bytes and the size that are written to a map of ids."""
+    text = _id_map(uid)
+    return argument_bytes(text) + argument_bytes(len(text))
+
+
+def _id_map(uid: int) -> bytes:
+    return f"{walls.INSIDE_ID} {uid} 1".encode()
+
+
+@functools.lru_cache(64)
+def _of_anybody(build: walls.Build, groups: int) -> tuple[tuple[bytes, ...], ...]:
+    """Returns a table in pieces.
+
+    The map of the user's id belongs between the outer ones, and the id itself between the inner ones.
+    """
+    table = encode(
+        *_joins(groups),
+        _call("unshare", kernel.CLONE_NEWCGROUP, said="cgroup namespace"),
+        *_names(),
+        *_box(build),
+        *_terminals(build.terminals),
+        *_proc(build.proc_files, build.proc_directories, build.cpus),
+        *_ids(build),
+        *_last(build),
+        END,
     )
+    return tuple(tuple(parts.split(_as_number(_ANYBODY))) for parts in table.split(_as_map(_ANYBODY)))
 
 
 def _call(name: str, *arguments: Argument, said: str = "", **how: int) -> Step:
@@ -67,9 +101,9 @@ def _text(text: str) -> bytes:
     return os.fsencode(text) + b"\0"
 
 
-def _write(path: str, text: str, said: str = "") -> Iterator[Step]:
-    yield _call("openat", _AT, _text(path), _OPEN, 0, said=said or f"open {path}", store=_ONE)
-    yield _call("write", Slot(_ONE), text.encode(), len(text), said=said or f"write {path}")
+def _write(path: str, text: bytes) -> Iterator[Step]:
+    yield _call("openat", _AT, _text(path), _OPEN, 0, said=f"open {path}", store=_ONE)
+    yield _call("write", Slot(_ONE), text, len(text), said=f"write {path}")
     yield _call("close", Slot(_ONE))
 
 
@@ -80,11 +114,6 @@ def _mount(source: str, target: str, kind: str = "", flags: int = 0, data: str =
 
 def _read_only(target: str, flags: int) -> Step:
     return _mount("none", target, "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | flags)
-
-
-@functools.lru_cache(64)
-def _first(groups: int) -> bytes:
-    return encode(*_joins(groups), _call("unshare", kernel.CLONE_NEWCGROUP, said="cgroup namespace"), *_names())
 
 
 def _joins(groups: int) -> Iterator[Step]:
@@ -106,61 +135,44 @@ _AF_INET, _DATAGRAM = 2, 2 | os.O_CLOEXEC
 _TMPFS = kernel.MS_NOSUID | kernel.MS_NODEV
 
 
-def _box(build: walls.Build) -> Iterator[bytes]:
-    """Yields the steps for all that can be written. Those that name the user are few, and made anew."""
-    yield _tmpfs(build.disk_bytes, build.inodes)
-    for name in WRITABLE:
-        made, shown = _place(name)
-        yield made
+def _box(build: walls.Build) -> Iterator[Step]:
+    """Yields the steps for all that can be written."""
+    yield _mount("box", BOX, "tmpfs", _TMPFS, f"size={build.disk_bytes},nr_inodes={build.inodes},mode=0755")
+    for name, target in WRITABLE.items():
+        path = f"{BOX}/{name}"
+        yield _call("mkdirat", _AT, _text(path), 0o755, said=f"mkdir {path}")
         if build.own_uid:
-            path = _text(f"{BOX}/{name}")
-            yield encode(_call("fchownat", _AT, path, build.uid, build.uid, 0, said=f"chown {BOX}/{name}"))
-        yield shown
-    yield _box_done(build.closed)
+            yield _call("fchownat", _AT, _text(path), build.uid, build.uid, 0, said=f"chown {path}")
+        yield _mount(path, target, "", kernel.MS_BIND)
+    for path in (TMP, SHM):
+        yield _call("fchmodat", _AT, _text(path), 0o1777, said=f"chmod {path}")
+    for name in build.closed:
+        yield _read_only(WRITABLE[name], _TMPFS)
+    yield _call("umount2", _text(BOX), kernel.MNT_DETACH)
 
 
-@functools.lru_cache(64)
-def _tmpfs(disk_bytes: int, inodes: int) -> bytes:
-    return encode(_mount("box", BOX, "tmpfs", _TMPFS, f"size={disk_bytes},nr_inodes={inodes},mode=0755"))
+def _terminals(most: int) -> Iterator[Step]:
+    if most:
+        yield _mount("terminals", walls.TERMINALS, "devpts", walls.TERMINAL_FLAGS, walls.terminal_options(most))
 
 
-@functools.lru_cache(64)
-def _place(name: str) -> tuple[bytes, bytes]:
-    """Returns the steps that make a place, and those that show it."""
-    path = f"{BOX}/{name}"
-    made = _call("mkdirat", _AT, _text(path), 0o755, said=f"mkdir {path}")
-    return encode(made), encode(_mount(path, WRITABLE[name], "", kernel.MS_BIND))
-
-
-@functools.lru_cache(64)
-def _box_done(closed: tuple[str, ...]) -> bytes:
-    made = [_call("fchmodat", _AT, _text(path), 0o1777, said=f"chmod {path}") for path in (TMP, SHM)]
-    made += [_read_only(WRITABLE[name], _TMPFS) for name in closed]
-    return encode(*made, _call("umount2", _text(BOX), kernel.MNT_DETACH))
-
-
-@functools.lru_cache(2)
-def _terminals(most: int) -> bytes:
-    if not most:
-        return b""
-    options = walls.terminal_options(most)
-    return encode(_mount("terminals", walls.TERMINALS, "devpts", walls.TERMINAL_FLAGS, options))
-
-
-@functools.lru_cache(64)
-def _proc(files: tuple[str, ...], directories: tuple[str, ...], cpus: tuple[int, ...]) -> bytes:
+def _proc(files: tuple[str, ...], directories: tuple[str, ...], cpus: tuple[int, ...]) -> Iterator[Step]:
     quiet = _TMPFS | kernel.MS_NOEXEC
-    made = [_mount("proc", "/proc", "proc", quiet), *_pass_low_pids(), *_drop_orphans_soon()]
-    made += [_mount("/dev/null", f"/proc/{name}", "", kernel.MS_BIND) for name in files]
-    made += [_mount(EMPTY, f"/proc/{name}", "", kernel.MS_BIND) for name in directories]
-    made += [_mount("/proc/sys", "/proc/sys", "", kernel.MS_BIND), _read_only("/proc/sys", quiet)]
-    made += _write("/proc/self/oom_score_adj", walls.OOM_SCORE)
+    yield _mount("proc", "/proc", "proc", quiet)
+    yield from _pass_low_pids()
+    yield from _drop_orphans_soon()
+    for name in files:
+        yield _mount("/dev/null", f"/proc/{name}", "", kernel.MS_BIND)
+    for name in directories:
+        yield _mount(EMPTY, f"/proc/{name}", "", kernel.MS_BIND)
+    yield _mount("/proc/sys", "/proc/sys", "", kernel.MS_BIND)
+    yield _read_only("/proc/sys", quiet)
+    yield from _write("/proc/self/oom_score_adj", walls.OOM_SCORE.encode())
     if cpus:
         mask = bytearray(max(cpus) // 64 * 8 + 8)
         for cpu in cpus:
             mask[cpu // 8] |= 1 << cpu % 8
-        made.append(_call("sched_setaffinity", 0, len(mask), bytes(mask)))
-    return encode(*made)
+        yield _call("sched_setaffinity", 0, len(mask), bytes(mask))
 
 
 def _pass_low_pids() -> Iterator[Step]:
@@ -178,53 +190,36 @@ def _drop_orphans_soon() -> Iterator[Step]:
         yield _call("close", Slot(_ONE), lenient=ANY)
 
 
-def _ids(uid: int, own: bool) -> bytes:
-    """Returns the steps to the user's ids. Only those that name the user are made anew."""
-    become = encode(*(_call(name, uid, uid, uid) for name in ("setresgid", "setresuid"))) if own else b""
-    mapped = f"{walls.INSIDE_ID} {uid} 1".encode()
-    before, after = _id_frame(own)
-    pieces = [before[0], become, before[1]]
-    for (opened, closed), name in zip(after, _MAPS, strict=True):
-        write = _call("write", Slot(_ONE), mapped, len(mapped), said=f"write {name}")
-        pieces += (opened, encode(write), closed)
-    return b"".join(pieces)
-
-
-_MAPS = ("/proc/self/gid_map", "/proc/self/uid_map")
-
-
-@functools.lru_cache(2)
-def _id_frame(own: bool) -> tuple[tuple[bytes, bytes], tuple[tuple[bytes, bytes], ...]]:
-    """Returns the steps around the ids, then those around the write of each map."""
-    first = encode(_call("setgroups", 0, 0)) if own else b""
-    space = [_prctl(kernel.PR_SET_DUMPABLE, 1), _call("unshare", kernel.CLONE_NEWUSER, said="user namespace")]
-    denied = encode(*space, *_write("/proc/self/setgroups", "deny"))
-    around = []
-    for path in _MAPS:
-        opened, _, closed = _write(path, "")
-        around.append((encode(opened), encode(closed)))
-    return (first, denied), tuple(around)
+def _ids(build: walls.Build) -> Iterator[Step]:
+    """Yields the steps to the user's ids."""
+    if build.own_uid:
+        yield _call("setgroups", 0, 0)
+        for name in ("setresgid", "setresuid"):
+            yield _call(name, build.uid, build.uid, build.uid)
+    yield _prctl(kernel.PR_SET_DUMPABLE, 1)
+    yield _call("unshare", kernel.CLONE_NEWUSER, said="user namespace")
+    yield from _write("/proc/self/setgroups", b"deny")
+    for path in ("/proc/self/gid_map", "/proc/self/uid_map"):
+        yield from _write(path, _id_map(build.uid))
 
 
 def _prctl(option: int, *values: int) -> Step:
     return _call("prctl", option, *values, *([0] * (4 - len(values))), said=f"prctl {option}")
 
 
-@functools.lru_cache(64)
-def _last(build: walls.Build) -> bytes:
-    return encode(
-        *_stacks(build.stack_bytes),
-        *(_limit(kind, value) for kind, value in walls.limits(build)),
-        _prctl(kernel.PR_SET_NO_NEW_PRIVS, 1),
-        _call("chdir", _text(WORKSPACE)),
-        *_landlock(build),
-        Step("bounding set", 0, (_capabilities(),), op=DROP_BOUNDING),
-        _prctl(kernel.PR_SET_SECUREBITS, kernel.SECBITS_LOCKED),
-        _prctl(kernel.PR_CAP_AMBIENT, kernel.PR_CAP_AMBIENT_CLEAR_ALL),
-        _call("capset", struct.pack("Ii", 0x20080522, 0), struct.pack("6I", *[0] * 6)),
-        _prctl(kernel.PR_SET_DUMPABLE, 0),
-        _call("seccomp", 1, 0, Filter()),
-    )
+def _last(build: walls.Build) -> Iterator[Step]:
+    yield from _stacks(build.stack_bytes)
+    for kind, value in walls.limits(build):
+        yield _limit(kind, value)
+    yield _prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    yield _call("chdir", _text(WORKSPACE))
+    yield from _landlock(build)
+    yield Step("bounding set", 0, (_capabilities(),), op=DROP_BOUNDING)
+    yield _prctl(kernel.PR_SET_SECUREBITS, kernel.SECBITS_LOCKED)
+    yield _prctl(kernel.PR_CAP_AMBIENT, kernel.PR_CAP_AMBIENT_CLEAR_ALL)
+    yield _call("capset", struct.pack("Ii", 0x20080522, 0), struct.pack("6I", *[0] * 6))
+    yield _prctl(kernel.PR_SET_DUMPABLE, 0)
+    yield _call("seccomp", 1, 0, Filter())
 
 
 def _stacks(size: int) -> Iterator[Step]:
