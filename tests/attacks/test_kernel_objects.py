@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -14,7 +16,8 @@ import pytest
 from skillyard import SyncRuntime
 from skillyard.config.settings import load_settings
 from skillyard.domain.errors import ProtectionMissing
-from skillyard.sandbox.native.keeper.request import Shape
+from skillyard.sandbox.native.keeper.account import Used
+from skillyard.sandbox.native.keeper.request import Lease, Shape
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.watch import memory
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects, Seen
@@ -208,6 +211,42 @@ def test_connections_that_ended_are_counted() -> None:
     held = memory.uncharged(child.pid)
     child.communicate()
     assert held == 100 * 320
+
+
+class Counted:
+    """A control group that counts memory, and how often it was looked at."""
+
+    looks = 0
+
+    def counts_memory(self) -> bool:
+        return True
+
+    def leaders(self) -> list[int]:
+        return []
+
+    def own_memory(self) -> int:
+        self.looks += 1
+        return 600 << 20
+
+
+@pytest.mark.parametrize(
+    ("age_s", "hurried", "looks"),
+    [(-60.0, False, 0), (0.0, True, 1), (1.0, False, 1)],
+    ids=["fresh", "hurried", "older"],
+)
+def test_a_fresh_sandbox_whose_memory_is_bounded_is_left_alone(age_s: float, hurried: bool, looks: int) -> None:
+    """Unless an object ran out that is counted by user: it may be the one that took it."""
+    box, objects, group, ended = Lent(), Objects(), Counted(), list[str]()
+    lease = Lease("key", "run", single=True, timeout_ms=1000, at=time.monotonic() - age_s)
+    usage = SimpleNamespace(meter=SimpleNamespace(used=Used()))
+    vars(box).update(
+        group=group, lease=lease, pid=os.getpid(), account=usage, end_for=lambda *why: ended.append(why[0])
+    )
+    if hurried:
+        objects.hurry()
+    memory.check(cast(Sandbox, box), objects)
+    assert group.looks == looks
+    assert ended == ["memory"] * looks
 
 
 def _body(text: str) -> str:

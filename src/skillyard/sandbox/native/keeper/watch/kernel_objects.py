@@ -67,11 +67,12 @@ class Objects:
 
     def __init__(self) -> None:
         self._seen: WeakKeyDictionary[Sandbox, dict[str, Seen]] = WeakKeyDictionary()
-        self._hurried_at = 0.0
+        self.hurried_at = 0.0
+        """When an object ran out that is counted by user."""
 
     def hurry(self) -> None:
         """Looks at everything at the next turn, after an object that is counted by user ran out."""
-        self._hurried_at = time.monotonic()
+        self.hurried_at = time.monotonic()
 
     def check(self, sandbox: Sandbox, places: Iterable[str], *, counted: bool) -> None:
         """Ends the sandbox if it holds too much. ``counted`` says whether a controller counts its memory.
@@ -94,7 +95,7 @@ class Objects:
             sandbox.end_for("memory", why)
 
     def _is_due(self, last: Seen, worked_s: float) -> bool:
-        return last.at < self._hurried_at or last.due(time.monotonic(), worked_s)
+        return last.at < self.hurried_at or last.due(time.monotonic(), worked_s)
 
 
 def _look(place: str, worked_s: float, *, counted: bool) -> Seen:

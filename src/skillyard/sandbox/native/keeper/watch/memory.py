@@ -1,8 +1,9 @@
 """The memory of one sandbox: a look at it, and the end of the one that passes its limit.
 
 A memory controller bounds memory and files together, since it charges a tmpfs to its writers. The watch then looks for
-memory alone above its own limit, with that of the network, which no controller charges. Without a controller only the
-watch bounds a tree of processes, beside RLIMIT_DATA for each; a sandbox may pass its limit between two looks.
+memory alone above its own limit, with that of the network, which no controller charges. It does not look at what was
+just lent, since many runs are over before. Without a controller only the watch bounds a tree of processes, beside
+RLIMIT_DATA for each; a sandbox may pass its limit between two looks.
 
 How full a socket is, only its owner can ask: each counts as the most that it may hold (socket(7)), but for the TCP
 ones, whose queues the kernel lists. A pipe holds a page or two once its user has many (pipe(7), pipe-user-pages-soft).
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from skillyard.sandbox.native.keeper.request import MIB
@@ -19,10 +21,15 @@ from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
 from skillyard.sandbox.native.keeper.watch.processes import place_of, proportional, read, resident, tree_of
 
+_FRESH_S = 0.05
+
 
 def check(sandbox: Sandbox, objects: Objects) -> None:
     limit = sandbox.shape.memory_mb * MIB
     if sandbox.group is not None and sandbox.group.counts_memory():
+        since = 0.0 if sandbox.lease is None else sandbox.lease.at
+        if time.monotonic() - since < _FRESH_S and objects.hurried_at < since:
+            return
         objects.check(sandbox, [place_of(pid) for pid in sandbox.group.leaders()], counted=True)
         used = sandbox.group.own_memory() + uncharged(sandbox.pid)
     else:
