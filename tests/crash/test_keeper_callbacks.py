@@ -35,6 +35,7 @@ SELDOM = {
     "Sandbox.kill_program:after": "two seconds after a kill that init did not manage",
     "Connection._flush:watch": "a server that does not read",
     "Connection._flush:after": "descriptors of which too many are on their way",
+    "Connection.send_with_next:after": "a program that was launched with its sandbox, and goes on for a while",
     "Host._sweep_again:after": "groups that a killed keeper left",
     "Keeper._until_empty:after": "when it ends",
     "PidSpace.end:watch": "when a zygote with packages is closed",

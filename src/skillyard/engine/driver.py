@@ -250,8 +250,9 @@ class Driver:
 
     async def _start(self, sandbox: Sandbox, guest: Mapping[str, Any]) -> Process:
         tools, job, found = self._tools, self._job, self._found
-        found.created_ms = self._elapsed_ms()
-        found.started_at = tools.clock.now()
+        ago_s = self._loan.launched_ago_s
+        found.created_ms = self._elapsed_ms() - ago_s * 1000
+        found.started_at = tools.clock.now() - ago_s
         if self._ledger is not None:
             self._record = await self._ledger.running(self._standing(sandbox))
         first = self._loan.launched or self._first(guest)

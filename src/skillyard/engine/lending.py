@@ -68,6 +68,8 @@ class Loan:
         """The program that may be started with the sandbox, where nothing is left to be done between."""
         self.launched: Start | None = None
         """The same once it was."""
+        self.launched_ago_s = 0.0
+        """How long before the sandbox stood for the engine its program was started."""
         self.interpreter: dict[str, str] | None = None
         """The part of a cell's record about its interpreter."""
         self.enforced: dict[str, str] = {}
@@ -151,7 +153,7 @@ class Loan:
         """Creates the sandbox, with the first program where that can be."""
         if self.first is None or self.network is not None or (launcher := self._order.offer.launcher()) is None:
             return await self._create(key)
-        sandbox = await launcher.launch(self._spec, key, self.first)
+        sandbox, self.launched_ago_s = await launcher.launch(self._spec, key, self.first)
         self.launched = self.first
         return sandbox
 

@@ -6,7 +6,7 @@ It is wide enough for a fork, a container and a cluster.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from skillyard.domain.network.session import Egress
 from skillyard.domain.sandbox.guarantees import Nature, Probe
@@ -291,6 +291,13 @@ class Backend(Protocol):
         ...
 
 
+class Launched(NamedTuple):
+    """A sandbox with its first program, which was started ``ago_s`` before it was returned."""
+
+    sandbox: Sandbox
+    ago_s: float
+
+
 @runtime_checkable
 class Launching(Protocol):
     """A backend that starts a program with its sandbox, in one step."""
@@ -300,9 +307,10 @@ class Launching(Protocol):
         """Returns the level of each wall in all of its sandboxes; None where each is to be asked."""
         ...
 
-    async def launch(self, spec: SandboxSpec, key: str, first: Start) -> Sandbox:
+    async def launch(self, spec: SandboxSpec, key: str, first: Start) -> Launched:
         """As ``create``, with a program that was started. ``start`` with the same id gives its process.
 
+        A backend may tell of it some milliseconds later, together with the end of a short program.
         Where a backend lost the sandbox before it told of it, the program may be started again in another one.
         """
         ...

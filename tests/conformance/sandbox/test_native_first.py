@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -108,12 +109,29 @@ async def test_a_guest_is_launched_with_its_sandbox(ground: Ground, single: bool
     assert isinstance(backend, NativeBackend)
     for number in range(5):
         spec, key, first = await ground.spec(LIMITS, single=single), fresh("key"), Start(guest, f"p{number}", 60_000)
-        both = await asyncio.gather(backend.launch(spec, key, first), backend.create(spec, key))
-        assert both[0] is both[1], "the key names one sandbox"
-        process = await both[0].start(guest, id=first.id)
+        sandbox = (await backend.launch(spec, key, first)).sandbox
+        process = await sandbox.start(guest, id=first.id)
         got = await done(process)
         assert (got.ending.outcome, got.channel.count(b'"sum":3')) == (Outcome.EXIT, 1)
-        await backend.destroy(both[0].handle)
+        await backend.destroy(sandbox.handle)
+    assert await backend.survey() == []
+
+
+@pytest.mark.parametrize("single", [True, False])
+async def test_a_launch_is_told_of_while_its_program_runs(ground: Ground, single: bool) -> None:
+    """The keeper waits a moment for the end, which a long program does not have."""
+    backend, guest = ground.backend, code("import time\ndef main(args): time.sleep(600)")
+    assert isinstance(backend, NativeBackend)
+    spec, key, began = await ground.spec(LIMITS, single=single), fresh("key"), time.monotonic()
+    async with asyncio.timeout(60):
+        launching = backend.launch(spec, key, Start(guest, "p", 60_000))
+        launched, created = await asyncio.gather(launching, backend.create(spec, key))
+    assert launched.sandbox is created, "the key names one sandbox"
+    assert 0 < launched.ago_s < time.monotonic() - began
+    process = await created.process("p")
+    await process.kill()
+    assert (await process.wait()).outcome is Outcome.CANCELLED
+    await backend.destroy(created.handle)
     assert await backend.survey() == []
 
 
@@ -126,7 +144,7 @@ async def test_a_launch_that_is_given_up_leaves_nothing(ground: Ground) -> None:
         launching = asyncio.create_task(backend.launch(spec, fresh("key"), Start(code(source), "p", 60_000)))
         await asyncio.wait([launching], timeout=pause_s)
         if not launching.cancel():
-            await backend.destroy((await launching).handle)
+            await backend.destroy((await launching).sandbox.handle)
         await asyncio.wait([launching])
     async with asyncio.timeout(60):
         while await backend.survey() or processes(mark):

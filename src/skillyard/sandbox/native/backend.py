@@ -7,6 +7,7 @@ import hashlib
 import secrets
 import shutil
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from skillyard.domain.sandbox.spec import EnvironmentRef, Held, Mount, Prepared,
 from skillyard.domain.work.record import Usage
 from skillyard.ipc.channel import close_all
 from skillyard.ports.gate import Plug
+from skillyard.ports.sandbox import Launched
 from skillyard.sandbox.content import ContentCache, bound
 from skillyard.sandbox.native import launch
 from skillyard.sandbox.native.groups.groups import sweep_noted
@@ -116,8 +118,9 @@ class NativeBackend:
     def enforces(self) -> Mapping[str, str] | None:
         return self._enforced if self._probe is not None and self.name == "native" else None
 
-    async def launch(self, spec: SandboxSpec, key: str, first: Start) -> NativeSandbox:
-        return await self._make(spec, key, first)
+    async def launch(self, spec: SandboxSpec, key: str, first: Start) -> Launched:
+        sandbox = await self._make(spec, key, first)
+        return Launched(sandbox, sandbox.told_late_s)
 
     async def create(self, spec: SandboxSpec, key: str) -> NativeSandbox:
         return await self._make(spec, key, None)
@@ -189,6 +192,8 @@ class NativeBackend:
         if held is None:
             held = self._sandboxes[handle] = self.hold(link, handle, self._enforced)
             held.made = str(answer.get("walls", ""))
+        if "at" in answer:
+            held.told_late_s = max(0.0, time.monotonic() - answer["at"])
         if first is not None:
             held.launched(first)
 

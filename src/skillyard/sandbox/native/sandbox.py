@@ -211,6 +211,8 @@ class NativeSandbox(FilesOfSandbox):
         self.handle = handle
         self.enforced = enforced
         self.made = ""
+        self.told_late_s = 0.0
+        """How long it was lent when its keeper told of it together with the end of its first program."""
         self._over: type[SandboxGone] | None = None
         self._streams: WeakSet[SocketStream] | None = None
         self.processes: dict[str, NativeProcess] = {}

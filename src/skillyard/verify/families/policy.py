@@ -63,7 +63,8 @@ class _Weaker:
         return None if told is None else {**told, self._wall: Level.MISSING.value}
 
     async def launch(self, spec: SandboxSpec, key: str, first: Start) -> Any:
-        return _WeakerSandbox(await self._real.launch(spec, key, first), self._wall)
+        launched = await self._real.launch(spec, key, first)
+        return launched._replace(sandbox=_WeakerSandbox(launched.sandbox, self._wall))
 
 
 class _WeakerSandbox:

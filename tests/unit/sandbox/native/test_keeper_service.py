@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from skillyard.ipc.channel import FrameReader, encode
-from skillyard.sandbox.native.keeper.connection import Connection
+from skillyard.sandbox.native.keeper.connection import WITH_NEXT_S, Connection
 from skillyard.sandbox.native.keeper.ground import Ground
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.sandboxes import Sandboxes
@@ -114,6 +114,48 @@ def test_descriptors_that_are_refused_are_sent_again() -> None:
     assert connection.open
     assert sum(count for _, count in got) == 2
     assert all(sock.fileno() == -1 for sock in given)
+    connection.close()
+    theirs.close()
+
+
+def _frames(sock: socket.socket) -> list[dict[str, Any]]:
+    """Returns the headers of the frames that are there now."""
+    reader, told = FrameReader(), list[dict[str, Any]]()
+    try:
+        reader.feed(sock.recv(1 << 16, socket.MSG_DONTWAIT))
+    except BlockingIOError:
+        return told
+    while (frame := reader.next()) is not None:
+        told.append(frame[0])
+    return told
+
+
+def test_a_frame_that_may_wait_goes_with_the_next_one() -> None:
+    loop = Loop()
+    ours, theirs = socket.socketpair()
+    connection = Connection(loop, ours, lambda *_: None, lambda _: None)
+    connection.send_with_next({"first": 1})
+    connection.send_with_next({"second": 2})
+    assert _frames(theirs) == []
+    connection.send({"third": 3})
+    assert _frames(theirs) == [{"first": 1}, {"second": 2}, {"third": 3}]
+    connection.send_with_next({"last": 4})
+    connection.close()
+    connection.send_with_next({"too late": 5})
+    loop.after(5 * WITH_NEXT_S, lambda: setattr(loop, "running", False))
+    assert run(loop)
+    assert theirs.recv(1 << 16) == b""
+    theirs.close()
+
+
+def test_a_frame_that_may_wait_goes_alone_when_no_other_comes() -> None:
+    loop = Loop()
+    ours, theirs = socket.socketpair()
+    connection = Connection(loop, ours, lambda *_: None, lambda _: None)
+    connection.send_with_next({"first": 1})
+    loop.watch(theirs.fileno(), 1, lambda _: setattr(loop, "running", False))
+    assert run(loop)
+    assert _frames(theirs) == [{"first": 1}]
     connection.close()
     theirs.close()
 

@@ -8,7 +8,11 @@ import socket
 from collections.abc import Callable, Sequence
 
 from skillyard.ipc.channel import CROWDED_S, BadMessage, FrameReader, Header, Outbox, close_all, encode
-from skillyard.sandbox.native.keeper.loop import READ, WRITE, Loop
+from skillyard.sandbox.native.keeper.loop import READ, WRITE, Loop, Timer
+
+WITH_NEXT_S = 0.01
+"""How long a message waits for the next one, to be sent with it. Each time that the other end wakes costs both ends as
+much as a short message itself."""
 
 
 class Connection:
@@ -29,6 +33,10 @@ class Connection:
         self._out = Outbox(sock)
         self._waits = False
         """Whether more is to be sent than the other end has taken."""
+        self._later: Timer | None = None
+        """Sends what is there when nothing else has done so before."""
+        self._crowded = False
+        """Whether the kernel takes no descriptors for a moment."""
         self.open = True
         sock.setblocking(False)
         self._loop.watch(sock.fileno(), READ, self._ready)
@@ -38,10 +46,16 @@ class Connection:
         if not self.open:
             close_all(sockets)
             return
-        idle = not self._out
         self._out.put(encode(header, body, len(sockets)), sockets)
-        if idle:
+        if not (self._waits or self._crowded):
             self._flush()
+
+    def send_with_next(self, header: Header) -> None:
+        """Sends a frame together with the next one, or by itself when none comes within WITH_NEXT_S."""
+        if self.open:
+            self._out.put(encode(header))
+            if self._later is None and not self._waits:
+                self._later = self._loop.after(WITH_NEXT_S, self._flush)
 
     def check(self) -> None:
         """Closes it if the other end is gone, which no event may have told yet."""
@@ -57,6 +71,7 @@ class Connection:
             self._loop.forget(self._sock.fileno())
             self._sock.close()
             self._out.drop()
+            self._no_later()
             self._on_end(self)
 
     def _ready(self, events: int) -> None:
@@ -65,17 +80,24 @@ class Connection:
         if self.open and events & ~WRITE:
             self._read()
 
+    def _no_later(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+
     def _flush(self) -> None:
         if not self.open:
             return
+        self._no_later()
+        self._crowded = False
         try:
             waits = not self._out.flush()
         except OSError as error:
             if error.errno != errno.ETOOMANYREFS:
                 self.close()
                 return
-            waits = False
-            self._loop.after(CROWDED_S, self._flush)
+            waits, self._crowded = False, True
+            self._later = self._loop.after(CROWDED_S, self._flush)
         if waits != self._waits:
             self._waits = waits
             self._loop.watch(self._sock.fileno(), READ | WRITE if waits else READ, self._ready)

@@ -121,6 +121,11 @@ class Service:
         else:
             close_all(sockets)
 
+    def _answer_with_next(self, number: Number, **fields: Any) -> None:
+        """Answers a create whose program runs: the end of a short one comes with it."""
+        if self._server is not None and number is not None and number[0] == self._era:
+            self._server.send_with_next({"a": number[1], **fields})
+
     def _do_environment(self, number: Number, header: Header, body: bytes) -> None:
         details = {"packages": header["packages"], "preload": header["preload"]}
         directories = tuple(Directory(**each) for each in header.get("directories", ()))
@@ -157,8 +162,12 @@ class Service:
             askers = self._creating.pop(header["key"], [])
             first = header["start"] if sandbox is not None and askers else None
             begun = first is None or self._begins({**first, **told}, body)
+            soon = first is not None and begun and not sockets
             for asker in askers:
-                self._answer(asker, sockets=sockets, **told)
+                if soon:
+                    self._answer_with_next(asker, at=time.monotonic(), **told)
+                else:
+                    self._answer(asker, sockets=sockets, **told)
                 sockets = ()
             close_all(sockets)
             if first is not None and not begun:
@@ -396,7 +405,7 @@ class Service:
                 self._forget(sandbox)
         elif _told_whole(sandbox):
             if sandbox.parting and self._server is not None:
-                self._server.send({"event": "gone", "handle": sandbox.handle})
+                self._server.send_with_next({"event": "gone", "handle": sandbox.handle})
             self._forget(sandbox)
 
     def _forget(self, sandbox: Sandbox) -> None:
