@@ -33,10 +33,13 @@ class Engine:
         self.made: list[Ready] = []
         self.dropped: list[Ready] = []
         self.fault = False
+        self.goes = asyncio.Event()
+        self.goes.set()
         self.pool = Pool(size, self.make, self.drop)  # type: ignore[arg-type]
 
     async def make(self, spec: SandboxSpec, image: str) -> Ready:
         await asyncio.sleep(0)
+        await self.goes.wait()
         if self.fault:
             raise SandboxFault("the engine refuses")
         self.made.append(Ready(len(self.made)))
@@ -178,6 +181,77 @@ async def test_one_that_is_made_when_the_pool_closes_is_removed() -> None:
     await asyncio.sleep(0)
     await engine.pool.close()
     assert engine.dropped == engine.made
+
+
+async def _at_work(engine: Engine) -> Any:
+    """Returns the shape of which one is being made, until :attr:`Engine.goes` is set."""
+    shape = shape_of(SPEC, "i")
+    assert shape is not None
+    engine.goes.clear()
+    engine.pool.want(shape, SPEC)
+    await engine.settle()
+    return shape
+
+
+async def _waiting(engine: Engine) -> asyncio.Task[Any]:
+    waits = asyncio.create_task(engine.pool.soon(await _at_work(engine)))
+    await engine.settle()
+    assert not waits.done()
+    return waits
+
+
+async def test_one_waits_for_that_which_is_being_made_and_others_do_not() -> None:
+    engine = Engine()
+    first = await _waiting(engine)
+    assert await engine.pool.soon(await _at_work(engine)) is None
+    engine.goes.set()
+    await engine.settle()
+    assert await first is engine.made[0]
+    assert (len(engine.made), engine.pool.count) == (2, 1), "another is made in its place"
+    await engine.pool.close()
+    assert engine.dropped == engine.made[1:]
+
+
+async def test_one_that_nobody_waits_for_any_more_stays_ready() -> None:
+    engine = Engine()
+    waits = await _waiting(engine)
+    waits.cancel()
+    engine.goes.set()
+    await engine.settle()
+    assert waits.cancelled()
+    assert engine.take() is engine.made[0]
+    await engine.pool.close()
+
+
+async def test_one_that_is_given_to_a_cancelled_call_stays_ready() -> None:
+    engine, given = Engine(), Ready(9)
+    waits = await _waiting(engine)
+    assert engine.pool._awaited is not None
+    engine.pool._awaited.set_result(given)  # type: ignore[arg-type]
+    waits.cancel()
+    await engine.settle()
+    assert waits.cancelled()
+    assert engine.take() is given
+    engine.goes.set()
+    await engine.pool.close()
+    assert engine.dropped == engine.made
+
+
+async def test_whoever_waits_hears_of_a_fault_and_of_the_end() -> None:
+    engine = Engine()
+    waits = await _waiting(engine)
+    engine.fault = True
+    engine.goes.set()
+    assert await waits is None
+    engine.fault = False
+    waits = await _waiting(engine)
+    closing = asyncio.create_task(engine.pool.close())
+    await engine.settle()
+    engine.goes.set()
+    await closing
+    assert await waits is None
+    assert engine.dropped == engine.made
+    assert len(engine.made) == 1
 
 
 async def test_none_is_made_while_a_run_is_young() -> None:

@@ -168,7 +168,7 @@ class MicrovmBackend:
             return await self.attach(handle)
         assert self._image is not None
         if (shape := shape_of(spec, self._image.digest)) is not None:
-            ready = self._pool.take(shape)
+            ready = await self._pool.soon(shape)
             self._pool.want(shape, spec)
             if ready is not None:
                 return await self._lent(ready, spec, key)

@@ -192,7 +192,7 @@ class OciBackend:
         image, packages, enforced = await self._fit(name, spec)
         shape = shape_of(spec, image.id)
         if shape is not None:
-            sandbox = self._pool.take(shape)
+            sandbox = await self._pool.soon(shape)
             self._pool.want(shape, spec)
             if sandbox is not None:
                 return await self._lend(sandbox, spec, key)

@@ -99,6 +99,9 @@ class Pool:
         self._idle.set()
         self._filling: asyncio.Task[None] | None = None
         self._dropping: set[asyncio.Task[None]] = set()
+        self._making: Shape | None = None
+        self._awaited: asyncio.Future[AgentSandbox | None] | None = None
+        """The container that is made at this time, for the sandbox that waits for it."""
         self._closed = False
 
     @property
@@ -141,6 +144,22 @@ class Pool:
             self._remove(sandbox)
         return None
 
+    async def soon(self, shape: Shape) -> AgentSandbox | None:
+        """Returns a container as :meth:`take` does, or the one of that shape that is just being made.
+
+        To make another beside it would take longer for both.
+        """
+        if (found := self.take(shape)) is not None or self._making != shape or self._awaited is not None:
+            return found
+        awaited: asyncio.Future[AgentSandbox | None] = asyncio.get_running_loop().create_future()
+        self._awaited = awaited
+        try:
+            return await awaited
+        except asyncio.CancelledError:
+            if awaited.done() and not awaited.cancelled() and (late := awaited.result()) is not None:
+                self._keep(shape, late)
+            raise
+
     def want(self, shape: Shape, spec: SandboxSpec) -> None:
         """Notes that a shape is used, and has it ready soon. Those that were used longest ago are given up."""
         if not self._size or self._closed:
@@ -173,15 +192,24 @@ class Pool:
             await self._idle.wait()
             if (spec := self._wanted.get(shape)) is None:
                 continue
+            self._making, sandbox = shape, None
             try:
                 sandbox = await self._make(spec, shape.image)
             except (SkillyardError, OSError, TimeoutError):
                 self._give_up(shape)  # the next run of it tells why
-                continue
-            if shape in self._wanted and len(self._ready.get(shape, ())) < self._size:
-                self._ready.setdefault(shape, deque()).append(sandbox)
-            else:
-                self._remove(sandbox)
+            finally:
+                awaited, self._making, self._awaited = self._awaited, None, None
+                if awaited is not None and not awaited.done():
+                    awaited.set_result(None if self._closed else sandbox)
+                    sandbox = sandbox if self._closed else None
+            if sandbox is not None:
+                self._keep(shape, sandbox)
+
+    def _keep(self, shape: Shape, sandbox: AgentSandbox) -> None:
+        if shape in self._wanted and len(self._ready.get(shape, ())) < self._size:
+            self._ready.setdefault(shape, deque()).append(sandbox)
+        else:
+            self._remove(sandbox)
 
     def _lacking(self) -> Shape | None:
         """Returns the shape that was used last of those that lack containers."""
