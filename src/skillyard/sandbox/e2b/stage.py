@@ -272,7 +272,8 @@ def _launch(order: dict[str, Any], groups: dict[str, str]) -> int:
     try:
         os.setsid()
         for group in sorted(set(groups.values())):
-            _write(f"{group}/cgroup.procs", 0)
+            # One thread joins a group of version 1 so without a lock of all processes.
+            _write(f"{group}/tasks" if os.path.exists(f"{group}/tasks") else f"{group}/cgroup.procs", 0)
         os.makedirs(TOP)
         inside(AGENT, "space").leave(order["host"])
         if pid := os.fork():  # an orphan: it has the machine's first process as its parent
