@@ -145,7 +145,7 @@ class Pool:
         return None
 
     async def soon(self, shape: Shape) -> AgentSandbox | None:
-        """Returns a container as :meth:`take` does, or the one of that shape that is just being made.
+        """Returns a container as :meth:`take` does, or that which is just being made.
 
         To make another beside it would take longer for both.
         """
