@@ -28,6 +28,7 @@ from skillyard.ports.sandbox import Backend, Process
 from skillyard.sandbox.oci.backend import OciBackend
 from skillyard.sandbox.oci.probe import WITHOUT
 from skillyard.testing.sandbox_suite import CHECKS, Ground
+from skillyard.testing.twin_gate import TwinGate
 from tests.conformance.sandbox import oci_ground
 from tests.conformance.sandbox.conftest import Hold
 from tests.conformance.sandbox.test_oci_backend import SHORT
@@ -113,13 +114,15 @@ def _has_ranges() -> bool:
 async def ground(engine: tuple[Docker, OciSettings], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
     docker, settings = engine
     base, other = tmp_path_factory.mktemp("oci"), tmp_path_factory.mktemp("other")
-    backend = OciBackend(base, settings)
+    gate = TwinGate()
+    backend = OciBackend(base, settings, gate)
 
     async def reopen() -> OciBackend:
-        return OciBackend(other, settings)
+        return OciBackend(other, settings, gate)
 
-    yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), reopen, patience=3.0)
+    yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), reopen, patience=3.0, gate=gate)
     await backend.close()
+    await gate.close()
     assert docker("ps", "-aq").stdout == ""
 
 
