@@ -47,7 +47,7 @@ BEYOND = {
     "files-places": "the directories are the image's own",
     "files-climbing": "the directories are the image's own",
     **dict.fromkeys(
-        ("proc-processes", "processes-signal"),
+        ("proc-processes", "processes-signal", "leftovers-processes"),
         "the door, the agent and a supervisor stand beside programs as root's: they are seen, and not signalled",
     ),
     **dict.fromkeys(
