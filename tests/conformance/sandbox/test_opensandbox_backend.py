@@ -56,6 +56,15 @@ BEYOND = {
     ),
     "special-files-sysfs": "the engine shows /sys, read-only, and the server has no word for it",
     "writing-metadata": "the device files are the container's own",
+    "objects-locks": "the kernel counts record locks for nobody, and nobody watches them",
+    **dict.fromkeys(
+        ("objects-watches", "objects-in-flight"),
+        "the kernel counts them by user, of whom each sandbox has one of its own, and nobody watches them",
+    ),
+    **dict.fromkeys(
+        ("objects-tcp", "objects-tcp-unaccepted", "objects-tcp-ended", "objects-udp"),
+        "control groups of version 1 count no memory of sockets, and the server has no word for it",
+    ),
     "network-interfaces": "the container has an interface, on which the sidecar denies every way out, and the door's "
     "and the agent's sockets are seen",
     "network-listeners": "the door listens where the server leads to it, and heeds nobody without its token",
@@ -106,6 +115,8 @@ async def test_the_probe_names_what_is_in_force(ground: Ground) -> None:
     missing = {name for name, held in probe.protections.items() if held.level is Level.MISSING}
     assert missing - {"cgroup_namespace"} == WITHOUT  # engines with control groups of version 1 share that one
     assert {held.level for held in probe.protections.values()} == {Level.PROVIDER, Level.MISSING}
+    counted = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    assert ("counts no queues of sockets" in probe.protections["memory"].by) != counted
     ways = ("server (", "public (", "gateway ", "execd (refused)", "policy (401)", "dns 8.8.8.8 (")
     assert all(way in probe.facts["denied"] for way in ways), probe.facts["denied"]
 

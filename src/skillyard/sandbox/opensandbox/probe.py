@@ -13,7 +13,7 @@ from typing import Any
 from skillyard.domain.sandbox import guarantees
 from skillyard.domain.sandbox.guarantees import WALLS, Level, Probe, Protection
 from skillyard.sandbox.oci.probe import LOOK as _ROUND
-from skillyard.sandbox.oci.probe import spaces_of_host, walls_of
+from skillyard.sandbox.oci.probe import UNCOUNTED, spaces_of_host, walls_of
 
 NAME = "opensandbox"
 absent = partial(guarantees.absent, NAME)
@@ -165,8 +165,9 @@ def _limits(seen: Mapping[str, Any], wanted: Mapping[str, str]) -> dict[str, Pro
     quota, _, period = str(seen["cpus"]).partition(" ")
     cpus = int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else 0.0
     in_force = {"memory": seen["memory"] == wanted["memory"], "cpus": abs(cpus - float(wanted["cpus"])) < 0.02}
+    groups = {"memory": UNCOUNTED} if not seen["counts_queues"] else {}
     found = {
-        name: Protection(Level.PROVIDER, by="a control group of the container")
+        name: Protection(Level.PROVIDER, by=groups.get(name, "a control group of the container"))
         if held
         else Protection(Level.MISSING, why=_NOT_SEEN, mend=mend)
         for name, held in in_force.items()
