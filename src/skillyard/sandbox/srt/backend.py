@@ -38,6 +38,8 @@ from skillyard.sandbox.srt.settings import settings
 from skillyard.sandbox.turns import Turns
 from skillyard.threads import to_its_end
 
+_BEGINS_S = 60.0
+"""Time for an agent to begin, on a host that does much else. One that has ended is told of at once."""
 _LOOK_LIMITS = Limits(timeout_ms=30_000, disk_mb=8)
 
 
@@ -150,7 +152,7 @@ class SrtBackend:
 
     async def _attached(self, handle: str, state: dict[str, Any]) -> AgentSandbox:
         place = self._root / handle
-        reach = Reach(run.opener(place), bytes.fromhex(state["secret"]))
+        reach = Reach(run.opener(place), bytes.fromhex(state["secret"]), first_s=_BEGINS_S)
         lease_s = run.LEASE_S if state["owner"] == Owner.RUN else None
         sandbox = AgentSandbox(
             reach,
