@@ -212,6 +212,12 @@ class Group:
                 reset = name in _PEAKS and os.stat(path).st_mode & 0o200
                 self._open[name] = os.open(path, (os.O_RDWR if reset else os.O_RDONLY) | os.O_CLOEXEC)
 
+    def close_counters(self) -> None:
+        """Closes them; they count nothing from then on."""
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()
+
     def oom_kills(self) -> int:
         return self._counter("memory.events" if self.version == 2 else "memory.oom_control", "oom_kill")
 
@@ -303,9 +309,7 @@ class Group:
 
     def remove(self) -> bool:
         """Removes it; returns whether it is gone, since it may stay busy for a moment."""
-        for fd in self._open.values():
-            os.close(fd)
-        self._open.clear()
+        self.close_counters()
         gone = True
         for path in _distinct(self.directories):
             try:
