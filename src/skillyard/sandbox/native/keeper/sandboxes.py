@@ -62,7 +62,7 @@ class Sandboxes:
         """Begins the handles: never those of an earlier keeper, which somebody may still ask after."""
         self._number = 0
         self._failures = 0
-        self._refilling = False
+        self._refilling = self._later = False
         self._lent_at = 0.0
         self._shares = Shares()
         self.all: dict[str, Sandbox] = {}
@@ -112,9 +112,13 @@ class Sandboxes:
 
     def refill(self) -> None:
         """Make sandboxes ahead, but never while there is anything else to do."""
-        if not self._refilling:
+        if not self._refilling and (self._target or len(self._ready) > _SHAPES_KEPT):
             self._refilling = True
             self._refiller.when_idle(self._refill)
+
+    def _refill_later(self) -> None:
+        self._later = False
+        self.refill()
 
     def _refill_failed(self, _: Exception) -> None:
         """Fills up later; until then sandboxes are made on demand."""
@@ -142,7 +146,9 @@ class Sandboxes:
         if quiet < _SHORT_RUN_S and any(
             sandbox.lease is not None and not sandbox.dead for sandbox in self.all.values()
         ):
-            self._loop.after(_SHORT_RUN_S, self.refill)
+            if not self._later:
+                self._later = True
+                self._loop.after(_SHORT_RUN_S, self._refill_later)
             return
         while len(self._ready) > _SHAPES_KEPT:
             self._forget_shape(next(iter(self._ready)))
