@@ -13,7 +13,7 @@ import os
 import site
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from skillyard.guest import main as guest
@@ -26,6 +26,9 @@ Clone = Callable[[bytes, list[int]], tuple[int, int]]
 """Clones this process for an order and its descriptors; returns as :func:`kernel.clone`."""
 BecomeInit = Callable[[bytes, list[int]], None]
 """Makes a fresh clone the init of a sandbox, and serves."""
+
+Gather = Callable[[Callable[[], object], Sequence[Callable[..., object]]], None]
+"""Moves the functions that the first calls, and the others, together: :meth:`steps.Compiled.gather`."""
 
 _SCRATCH = "size=64m,nr_inodes=4096,mode=0755"
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -62,7 +65,7 @@ def main(
         walls.build(walls.Build.decode(order[1:]), groups, closing_filter, shown)
         init.Init(*fds[:3]).run()
 
-    freeze(bool(preload))
+    freeze(bool(preload), gather=part.gather if part is not None else None)
     packets.send(sock, {"ready": True})
     if part is None:
         serve(sock, _clone, become_init)
@@ -124,9 +127,10 @@ def import_ahead(names: list[str]) -> dict[str, str]:
     return failed
 
 
-def freeze(preload: bool, *, warm_up: bool = True) -> None:
+def freeze(preload: bool, *, warm_up: bool = True, gather: Gather | None = None) -> None:
     """Readies the guest for forks, and keeps the collector away from pages that they share."""
-    guest.prepare(preload, warm_up=warm_up)
+    more = None if gather is None else lambda run, *more: gather(run, [*more, init.be_guest])
+    guest.prepare(preload, warm_up=warm_up, gather=more)
     gc.collect()
     kernel.give_back_memory()
     gc.freeze()
