@@ -106,7 +106,7 @@ int main(void)
     sy_begin_near();
     if (use(ROUNDS) < ROUNDS / 8 || state.used > REGION)
         return 8;
-    if (set[MEMORY].calloc(set[MEMORY].context, SIZE_MAX / 2, 4) != NULL)
+    if (set[MEMORY].calloc(set[MEMORY].context, SIZE_MAX / 4 + 2, 4) != NULL)
         return 9;
     if (pthread_create(&thread, NULL, other, &one) || pthread_join(thread, &found) || found)
         return 10;
