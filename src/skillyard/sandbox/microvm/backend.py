@@ -51,6 +51,8 @@ from skillyard.threads import to_its_end
 
 LEASE_S = 8.0
 """How long a machine outlives its server: one that is ready, and one of a run that the kernel does not end with it."""
+YOUNG_S = 10.0
+"""How long none is restored ahead beside a new sandbox: under emulation a short run takes seconds, and a processor."""
 KERNEL_MB = 160
 """Memory of a machine for its kernel, our files and the channels."""
 _STEP_MB, _LARGE_MB, _LARGE_STEP_MB = 128, 2048, 512
@@ -83,7 +85,7 @@ class MicrovmBackend:
         self._machines = state / "machines"
         self._bounds = Bounds(NAME, state)
         self._open: dict[str, AgentSandbox] = {}
-        self._pool = Pool(settings.ready, self._made_ahead, self._drop)
+        self._pool = Pool(settings.ready, self._made_ahead, self._drop, YOUNG_S)
         self._destroying: dict[str, asyncio.Task[Usage]] = {}
         self._creating = Turns()
         self._probing = asyncio.Lock()

@@ -81,7 +81,8 @@ def bare_spec(spec: SandboxSpec) -> SandboxSpec:
 class Pool:
     """At most ``size`` ready containers of each of the shapes used last.
 
-    ``make`` makes one, ``drop`` removes one. They are made one after another while nothing is created or destroyed.
+    ``make`` makes one, ``drop`` removes one. They are made one after another while nothing is created or destroyed, and
+    no run is younger than ``young_s``.
     """
 
     def __init__(
@@ -89,8 +90,9 @@ class Pool:
         size: int,
         make: Callable[[SandboxSpec, str], Awaitable[AgentSandbox]],
         drop: Callable[[AgentSandbox], Awaitable[None]],
+        young_s: float = YOUNG_S,
     ) -> None:
-        self._size, self._make, self._drop = size, make, drop
+        self._size, self._make, self._drop, self._young_s = size, make, drop, young_s
         self._wanted: OrderedDict[Shape, SandboxSpec] = OrderedDict()
         self._ready: dict[Shape, deque[AgentSandbox]] = {}
         self._busy = 0
@@ -124,7 +126,7 @@ class Pool:
         """Puts it off while the run of this container is young: most are over soon."""
         self._busy += 1
         self._idle.clear()
-        self._young[handle] = asyncio.get_running_loop().call_later(YOUNG_S, self.aged, handle)
+        self._young[handle] = asyncio.get_running_loop().call_later(self._young_s, self.aged, handle)
 
     def aged(self, handle: str) -> None:
         """The run of this container is over, or not young any more. Idempotent."""
