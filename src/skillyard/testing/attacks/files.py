@@ -183,8 +183,10 @@ SPECIAL.program(
     ask = "import os; print(os.getresuid(), os.getresgid())"
     mine = f"{os.getresuid()} {os.getresgid()}"
     def ids(path):
-        done = subprocess.run([path, "-I", "-S", "-c", ask], capture_output=True, text=True)
-        return done.stdout.strip() or mine
+        try:
+            return subprocess.run([path, "-I", "-S", "-c", ask], capture_output=True, text=True).stdout.strip() or mine
+        except PermissionError:  # nothing is executed there (noexec)
+            return mine
     works("the interpreter itself", lambda: ids(sys.executable) == mine)
     for place in ("/tmp", "/workspace", "/dev/shm"):
         copy = f"{place}/python"
