@@ -130,6 +130,7 @@ def _place(order: dict[str, Any], packages: str) -> None:
         os.makedirs(place, exist_ok=True)
         os.chmod(place, 0o1777)  # noqa: S103 - of the sandbox
     _close_others()
+    _name(uid)
     mounts = list(order["mounts"])
     if order["packages"]:
         if os.path.exists(packages):
@@ -142,6 +143,15 @@ def _place(order: dict[str, Any], packages: str) -> None:
         for alias in aliases:
             _parents(alias)
             os.symlink(target, alias)
+
+
+def _name(uid: int) -> None:
+    """Adds the user of programs to those that the image knows."""
+    for file, line in (("passwd", f"sandbox:x:{uid}:{uid}::/workspace:/bin/sh"), ("group", f"sandbox:x:{uid}:")):
+        with open(f"/etc/{file}", "a+", encoding="utf-8", errors="surrogateescape") as known:
+            known.seek(0)
+            ends = known.read()[-1:] in ("", "\n")
+            known.write(f"{'' if ends else chr(10)}{line}\n")
 
 
 def _unpack(into: str) -> None:
