@@ -22,7 +22,7 @@ except ImportError:  # as a command
     BuildHookInterface = object  # type: ignore[assignment, misc]
 
 INSIDE = Path("src/skillyard/sandbox/native/inside")
-SOURCES, LIBRARY = (INSIDE / "steps.c", INSIDE / "near.c"), INSIDE / "libsteps.so"
+SOURCE, LIBRARY = INSIDE / "steps.c", INSIDE / "libsteps.so"
 FIRST_SOURCE, FIRST = INSIDE / "first.c", INSIDE / "first"
 _WARNINGS = ("-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wshadow")
 FLAGS = (
@@ -46,10 +46,10 @@ def build(root: Path, *more: str) -> str:
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     if sys.platform != "linux" or shutil.which(compiler[0]) is None:
         return "there is no C compiler"
-    made = hashlib.sha256(b"".join((root / source).read_bytes() for source in (*SOURCES, FIRST_SOURCE))).hexdigest()
+    made = hashlib.sha256((root / SOURCE).read_bytes() + (root / FIRST_SOURCE).read_bytes()).hexdigest()
     given = [*more, *shlex.split(os.environ.get("CFLAGS", "")), f'-DSOURCE="{made}"']
-    for flags, target, sources in ((FLAGS, LIBRARY, SOURCES), (FIRST_FLAGS, FIRST, (FIRST_SOURCE,))):
-        command = [*compiler, *flags, *given, "-o", str(root / target), *(str(root / source) for source in sources)]
+    for flags, target, source in ((FLAGS, LIBRARY, SOURCE), (FIRST_FLAGS, FIRST, FIRST_SOURCE)):
+        command = [*compiler, *flags, *given, "-o", str(root / target), str(root / source)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             _remove(root)

@@ -23,7 +23,6 @@ from .runtime import publish
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any, NoReturn
 
 __all__ = ["prepare", "reseed", "run", "serve"]
@@ -59,28 +58,23 @@ _exit = os._exit  # foreign code may replace what it finds in os
 _setrecursionlimit, _RECURSION = sys.setrecursionlimit, sys.getrecursionlimit()
 
 
-def prepare(ahead: bool = False, *, warm_up: bool = True, gather: Callable[..., None] | None = None) -> None:
+def prepare(ahead: bool = False, *, warm_up: bool = True) -> None:
     """Does once, before a warm interpreter forks, the work that every run would do alike. ``ahead`` says whether it has
-    imported modules that are not ours, ``warm_up`` that enough forks follow to make runs of our own for them.
-    ``gather`` is called with a run of ours, and with functions that it leaves out, and may put copies in their places.
-    """
+    imported modules that are not ours, ``warm_up`` that enough forks follow to make runs of our own for them."""
     if ahead:
         randomness.remember()
     process.open_stdio()
     process.reset_signals()
     process.size_threads()
-    if gather is not None:
-        _warm_up(1)
-        gather(lambda: _warm_up(1), serve, reseed, _begin, _run, _read_all, failure.write_when_told)
     if warm_up:
-        _warm_up(_WARM_UPS)
+        _warm_up()
     guest = _Guest()
     _hidden.extend(process.hide(guest.hidden))
     guest.hidden = []
     _warm.append(guest)
 
 
-def _warm_up(times: int) -> None:
+def _warm_up() -> None:
     """Makes whole runs of our own, after which the interpreter is as it was but for its caches.
 
     Each run would otherwise specialise bytecode, bind symbols and fill caches on pages that it must copy first.
@@ -93,7 +87,7 @@ def _warm_up(times: int) -> None:
     path, finders, argv, modules = list(sys.path), list(sys.meta_path), sys.argv, dict(sys.modules)
     nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     request = {**json.loads(_REHEARSAL), **_WARM_UP}
-    for _ in range(times):
+    for _ in range(_WARM_UPS):
         guest = _Guest()
         guest.hidden = []
         guest.open(nothing)

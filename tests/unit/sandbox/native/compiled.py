@@ -15,8 +15,7 @@ import skillyard
 
 PROJECT = Path(skillyard.__file__).parents[2]
 SOURCE = PROJECT / "src/skillyard/sandbox/native/inside/steps.c"
-NEAR = SOURCE.with_name("near.c")
-SOURCES = (SOURCE, NEAR, SOURCE.with_name("first.c"))
+SOURCES = (SOURCE, SOURCE.with_name("first.c"))
 
 
 def make_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.PyDLL:
@@ -24,7 +23,7 @@ def make_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.PyDLL:
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
     target = tmp_path_factory.mktemp("steps") / "libsteps.so"
-    subprocess.run(["cc", *hook().FLAGS, "-Werror", "-o", target, SOURCE, NEAR], check=True, timeout=60)
+    subprocess.run(["cc", *hook().FLAGS, "-Werror", "-o", target, SOURCE], check=True, timeout=60)
     found = ctypes.PyDLL(str(target), use_errno=True)
     found.sy_check.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
     return found

@@ -81,7 +81,7 @@ def test_a_library_of_another_source_or_machine_is_not_used(monkeypatch: pytest.
     place = tmp_path / "inside"
     place.mkdir()
     (tmp_path / "grounds").mkdir()
-    for name in ("steps.c", "near.c", "first.c", "libsteps.so", "first"):
+    for name in ("steps.c", "first.c", "libsteps.so", "first"):
         shutil.copy(SOURCE.with_name(name), place)
     monkeypatch.setattr(root, "__file__", str(tmp_path / "grounds" / "root.py"))
     assert root.compiled_part() == place / "libsteps.so"
@@ -93,7 +93,7 @@ def test_a_library_of_another_source_or_machine_is_not_used(monkeypatch: pytest.
         bytes_of[18] ^= 1
         part.write_bytes(bytes_of)
         assert root.compiled_part() is not None
-    for name in ("steps.c", "near.c", "first.c"):
+    for name in ("steps.c", "first.c"):
         before = (place / name).read_bytes()
         (place / name).write_bytes(before + b"\n")
         assert root.compiled_part() is None

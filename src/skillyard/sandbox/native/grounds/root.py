@@ -253,7 +253,7 @@ _EXECUTE_ONLY = 0o111
 
 _NATIVE = (
     *(f"linux/{name}" for name in ("__init__", "kernel", "landlock")),
-    *(f"inside/{name}" for name in ("__init__", "walls", "steps", "near", "init", "kept", "zygote", "later")),
+    *(f"inside/{name}" for name in ("__init__", "walls", "steps", "init", "kept", "zygote", "later")),
 )
 
 START_ZYGOTE = (
@@ -317,7 +317,7 @@ def compiled_part() -> Path | None:
     """
     path = Path(__file__).parents[1] / "inside" / LIBRARY
     try:
-        sources = b"".join(path.with_name(name).read_bytes() for name in ("steps.c", "near.c", "first.c"))
+        sources = b"".join(path.with_name(name).read_bytes() for name in ("steps.c", "first.c"))
         mark = f"compiled:{hashlib.sha256(sources).hexdigest()}".encode()
         with open("/proc/self/exe", "rb") as file:
             machine = _machine(file.read(_ELF_START))

@@ -70,9 +70,6 @@ struct sy_made {
     long worker;
 };
 
-/* near.c */
-void sy_begin_near(void);
-
 static int take(struct reader *r, void *to, size_t size)
 {
     if ((size_t)(r->end - r->at) < size)
@@ -428,7 +425,6 @@ static int be_child(const struct sy_made *made)
 static __attribute__((noreturn)) void become_worker(void)
 {
     static const char broken[] = "the program could not be started\n", done[DONE] = "Z";
-    sy_begin_near();
     now.python->after_fork();
     if (be_child(now.made) == 0 && now.python->call(now.python->worker)) {
         while (send(CHANNEL, done, sizeof done, MSG_NOSIGNAL) < 0 && errno == EINTR)

@@ -9,8 +9,6 @@ import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from skillyard.sandbox.native.inside import near
-
 LIBRARY, FIRST = "libsteps.so", "first"
 """The library, and the program that is the first process of sandboxes for one program."""
 ENDED, INIT, FAILED = 0, 1, -1
@@ -49,10 +47,6 @@ class Compiled:
     def __init__(self, directory: str) -> None:
         """Raises OSError."""
         self._library = ctypes.PyDLL(os.path.join(directory, LIBRARY), use_errno=True)
-
-    def gather(self, run: Callable[[], object], more: Sequence[Callable[..., object]]) -> None:
-        """Moves what workers execute close together, as :func:`near.gather` does."""
-        near.gather(self._library, run, more)
 
     def serve(
         self,

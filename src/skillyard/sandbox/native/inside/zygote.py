@@ -13,7 +13,7 @@ import os
 import site
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from skillyard.guest import main as guest
@@ -26,9 +26,6 @@ Clone = Callable[[bytes, list[int]], tuple[int, int]]
 """Clones this process for an order and its descriptors; returns as :func:`kernel.clone`."""
 BecomeInit = Callable[[bytes, list[int]], None]
 """Makes a fresh clone the init of a sandbox, and serves."""
-
-Gather = Callable[[Callable[[], object], Sequence[Callable[..., object]]], None]
-"""Moves the functions that the first calls, and the others, together: :meth:`steps.Compiled.gather`."""
 
 _SCRATCH = "size=64m,nr_inodes=4096,mode=0755"
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -65,7 +62,7 @@ def main(
         walls.build(walls.Build.decode(order[1:]), groups, closing_filter, shown)
         init.Init(*fds[:3]).run()
 
-    freeze(bool(preload), gather=part.gather if part is not None else None)
+    freeze(bool(preload))
     packets.send(sock, {"ready": True})
     if part is None:
         serve(sock, _clone, become_init)
@@ -127,10 +124,9 @@ def import_ahead(names: list[str]) -> dict[str, str]:
     return failed
 
 
-def freeze(preload: bool, *, warm_up: bool = True, gather: Gather | None = None) -> None:
+def freeze(preload: bool, *, warm_up: bool = True) -> None:
     """Readies the guest for forks, and keeps the collector away from pages that they share."""
-    more = None if gather is None else lambda run, *more: gather(run, [*more, init.be_guest])
-    guest.prepare(preload, warm_up=warm_up, gather=more)
+    guest.prepare(preload, warm_up=warm_up)
     gc.collect()
     kernel.give_back_memory()
     gc.freeze()
