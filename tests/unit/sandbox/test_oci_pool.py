@@ -13,6 +13,7 @@ from skillyard.domain.errors import SandboxFault
 from skillyard.domain.sandbox.content import Content, HostDirectory
 from skillyard.domain.sandbox.spec import EnvironmentRef, Mount, Owner, SandboxSpec
 from skillyard.domain.work.limits import Limits
+from skillyard.sandbox.oci.home import Lent
 from skillyard.sandbox.oci.pool import SHAPES, Pool, bare_spec, shape_of
 
 pytestmark = pytest.mark.anyio
@@ -271,3 +272,16 @@ async def test_none_is_made_while_a_run_is_young() -> None:
         await engine.settle()
         assert len(engine.made) == 1
     await engine.pool.close()
+
+
+async def test_the_next_server_finds_what_was_lent_to_tasks(tmp_path: Path) -> None:
+    before = Lent(tmp_path / "lent")
+    before.add("a" * 64, "task", Owner.TASK, 1000)
+    before.add("b" * 64, "run", Owner.RUN, 1000)
+    (tmp_path / "lent" / f"{'c' * 64}.json").touch()  # cut off by the end of the host
+    after = Lent(tmp_path / "lent")
+    assert after.handles() == {"a" * 64}
+    assert (after.handle_of("task"), after.timeout_ms("a" * 64)) == ("a" * 64, 1000)
+    after.forget("a" * 64)
+    assert Lent(tmp_path / "lent").handles() == frozenset()
+    assert list((tmp_path / "lent").iterdir()) == []

@@ -68,7 +68,11 @@ class Lent:
         if self._lent is None:
             self._lent = {}
             for file in self._place.glob("*.json"):
-                told = json.loads(file.read_text("utf-8"))
+                try:
+                    told = json.loads(file.read_text("utf-8"))
+                except ValueError:  # the power went while it was written, and its container ended with that
+                    file.unlink()
+                    continue
                 self._lent[file.stem] = told["key"], Owner.TASK, told["at"], told["timeout_ms"]
         return self._lent
 
