@@ -81,4 +81,5 @@ def _check(server: Server, job_id: str) -> None:
     assert ended["steps"][-1]["stdout_tail"] == each * 2, "a step worked twice, or not at all"
     said = [step["stdout_tail"] for step in ended["steps"][:-1]]
     assert said == [f"begun {number}\nover {number}\n" for number in range(STEPS)]
-    assert [kind.count("running") for kind in kinds] == [1] * (STEPS + 1), kinds
+    # A server may die between the word that a step runs and its start, which the next one does.
+    assert all(1 <= kind.count("running") <= 1 + kind.count("resumed") for kind in kinds), kinds
