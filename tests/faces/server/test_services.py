@@ -129,6 +129,7 @@ def test_a_started_service_names_its_ports(yard: Yard) -> None:
 def test_services_are_listed_apart_from_other_tasks(yard: Yard) -> None:
     with yard.server.client() as client:
         task = client.run_cmd_async("acme.words.say", "true")["task_id"]
+        until(lambda: client.task_status(yard.task_id)["startup_ready"])  # its ports may answer before its words come
         services = client.list_tasks(mode="service")["tasks"]
         others = client.list_tasks(mode="batch")["tasks"]
         both = client.list_tasks()["tasks"]
