@@ -17,6 +17,9 @@ from pathlib import Path
 import pytest
 
 START_S = 60.0
+_TRIES = 3
+_BUSY = "timeout waiting for containerd"
+"""A daemon's last words on a host that is so busy that its containerd took 15 s to begin."""
 RUN_S = 120.0
 ROOT = Path(__file__).parents[2]
 HERE = "skillyard-tests/here:1"
@@ -34,13 +37,24 @@ class Docker:
 
     def start(self) -> None:
         """Starts the daemon. Skips, with the reason, where it does not start here."""
+        for _ in range(_TRIES):
+            if self._starts():
+                return
+            self.stop()
+            why = self._log.read_text(errors="replace").strip()[-300:]
+            if _BUSY not in why:
+                break
+        pytest.skip(f"dockerd does not start here: {why}")
+
+    def _starts(self) -> bool:
         with self._log.open("ab") as output:
             self.daemon = subprocess.Popen(self._command, stdout=output, stderr=output, start_new_session=True)
         deadline = time.monotonic() + START_S
         while self("version", check=False).returncode:
             if self.daemon.poll() is not None or time.monotonic() > deadline:
-                pytest.skip(f"dockerd does not start here: {self._log.read_text(errors='replace').strip()[-300:]}")
+                return False
             time.sleep(0.1)
+        return True
 
     def stop(self, by: signal.Signals = signal.SIGTERM) -> None:
         if self.daemon is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,14 +37,18 @@ class Weight:
 
 
 def weigh(footprint: Footprint, server: int, data_dir: Path) -> Weight:
-    """``server`` is its pid. For a server that rests: what runs would be weighed too."""
-    now = footprint.look()
+    """``server`` is its pid. For a server that rests: what runs would be weighed too.
+
+    Mounts of others on this host, which come and go, are not counted.
+    """
+    now, others = footprint.look(), _mounts("self")
     [keeper] = footprint.keepers()
     zygotes = [process for process in now.processes if is_zygote(process)]
     return Weight(
         processes=len(now.processes),
         cgroups=len(now.cgroups),
-        mounts=sum(_lines(f"/proc/{pid}/mountinfo") for pid in (server, keeper, *(z.pid for z in zygotes))),
+        mounts=len(now.mounts)
+        + sum((_mounts(str(pid)) - others).total() for pid in (keeper, *(z.pid for z in zygotes))),
         files=len(now.files),
         server_descriptors=len(os.listdir(f"/proc/{server}/fd")),
         server_threads=len(os.listdir(f"/proc/{server}/task")),
@@ -75,8 +80,9 @@ def _rollup(pid: int) -> list[tuple[str, int]]:
     return [(words[0], int(words[1]) * 1024) for words in map(str.split, lines)]
 
 
-def _lines(path: str) -> int:
-    return len(Path(path).read_text().splitlines())
+def _mounts(pid: str) -> Counter[str]:
+    """Returns the mount points that a process sees, and how many mounts each has (proc_pid_mountinfo(5))."""
+    return Counter(line.split()[4] for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines())
 
 
 def _size(path: Path) -> int:
