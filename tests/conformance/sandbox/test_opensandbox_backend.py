@@ -64,7 +64,7 @@ BEYOND = {
         "the kernel counts them by user, of whom each sandbox has one of its own, and nobody watches them",
     ),
     **dict.fromkeys(
-        ("objects-tcp", "objects-tcp-unaccepted", "objects-tcp-ended", "objects-udp"),
+        ("objects-tcp", "objects-tcp-unaccepted", "objects-tcp-ended", "objects-udp", "objects-unix"),
         "control groups of version 1 count no memory of sockets, and the server has no word for it",
     ),
     "network-interfaces": "the container has an interface, on which the sidecar denies every way out, and the door's "
