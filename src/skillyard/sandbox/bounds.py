@@ -40,7 +40,7 @@ class Bounds:
     def make(self, handle: str, limits: GroupLimits) -> None:
         """Makes the group of a sandbox. Raises SandboxFault."""
         try:
-            self._groups().make(handle, limits).close_counters()  # its state names it, whoever asks
+            self._groups().make(handle, limits).close_counters()  # it is found again by its name
         except OSError as error:
             raise SandboxFault(f"the control group of a sandbox cannot be made: {error.strerror}") from None
 

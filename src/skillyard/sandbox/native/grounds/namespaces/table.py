@@ -56,7 +56,7 @@ def order(build: walls.Build, groups: int) -> bytes:
 
 
 _ANYBODY = 0x5EED_C0DE_5EED_C0DE
-"""Stands for an id, and is none: neither its bytes nor its digits are anywhere else in a table."""
+"""Stands for an id. Neither its bytes nor its digits are anywhere else in a table."""
 
 
 def _as_number(uid: int) -> bytes:
