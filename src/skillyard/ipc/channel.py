@@ -71,6 +71,8 @@ BESIDE = socket.CMSG_SPACE(253 * 4)
 """Room for all that the kernel puts beside one piece."""
 
 _READ = 1 << 16
+_JOINED = 1 << 16
+"""Bytes that are sent by one call where they can be: each call costs more than the copy."""
 _TRUNCATED = int(socket.MSG_CTRUNC)  # an enumeration's member is slow to combine
 CROWDED_S = 0.002
 """Before descriptors are sent again when too many are on their way (ETOOMANYREFS)."""
@@ -166,7 +168,8 @@ class Outbox:
             self._pieces.append(_Piece(data[:1], sockets[first : first + AT_ONCE]))
             data = data[1:]
         last = self._pieces[-1] if self._pieces else None
-        if last is not None and not last.beside and isinstance(last.data, bytearray):
+        small = last is not None and len(last.data) + len(data) <= _JOINED
+        if last is not None and not last.beside and (small or isinstance(last.data, bytearray)):
             last.data += data
         else:
             self._pieces.append(_Piece(data, ()))

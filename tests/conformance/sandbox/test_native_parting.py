@@ -69,6 +69,18 @@ async def _done(ground: Ground, mark: str) -> tuple[Sandbox, bool]:
     return sandbox, ending.parting
 
 
+async def test_each_end_of_a_small_sandbox_is_told_before_it_is_gone(ground: Ground) -> None:
+    """Its worker waits for the end that its keeper brings, so that the keeper always meets it."""
+    early = []
+    for number in range(20):
+        sandbox, told = await _done(ground, f"early-{os.getpid()}-{number}")
+        await ground.backend.destroy(sandbox.handle)
+        if getattr(sandbox, "made", "") != "made in C":
+            pytest.skip("a worker without the compiled part ends by itself")
+        early.append(told)
+    assert all(early)
+
+
 async def test_nothing_is_left_when_its_end_is_confirmed(ground: Ground, tmp_path: Path) -> None:
     for number in range(10):
         mark = f"{tmp_path.name}-{os.getpid()}-{number}"

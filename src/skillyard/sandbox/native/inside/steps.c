@@ -421,8 +421,9 @@ static int be_child(const struct sy_made *made)
 }
 
 /* The worker, on the stack of the interpreter: its request in Python, and then the word that it is done, as _say_done in
- * init.py. Each page that a way back through ctypes touches would be copied. */
-static __attribute__((noreturn)) void become_worker(void)
+ * init.py. Each page that a way back through ctypes touches would be copied. One that ``waits`` has a sandbox that the
+ * keeper ends at that word: the kernel wakes the keeper on this processor, where it would run behind our own exit. */
+static __attribute__((noreturn)) void become_worker(int waits)
 {
     static const char broken[] = "the program could not be started\n", done[DONE] = "Z";
     now.python->after_fork();
@@ -430,6 +431,8 @@ static __attribute__((noreturn)) void become_worker(void)
         while (send(CHANNEL, done, sizeof done, MSG_NOSIGNAL) < 0 && errno == EINTR)
             continue;
         shutdown(CHANNEL, SHUT_WR); /* in each copy that a child holds too */
+        if (waits)
+            pause(); /* also a signal that is handled ends it, as the one that asks for the last stack */
         _exit(0);
     }
     (void)!write(STDERR_FILENO, broken, sizeof broken - 1);
@@ -445,7 +448,7 @@ static int become_init(void)
     if (open_own(made) < 0 || (made->worker = fork()) < 0)
         break_off(late, sizeof late - 1);
     if (made->worker == 0)
-        become_worker();
+        become_worker(0);
     close(made->last_words);
     close(made->channel);
     close(made->output);
@@ -507,7 +510,7 @@ int sy_serve(int sock, unsigned long spaces, const uint8_t *code, size_t code_si
     int count, got;
     ssize_t size;
     if (setjmp(serving))
-        become_worker();
+        become_worker(1);
     now.python = python;
     while ((got = receive(sock, order, &size, fds, &count)) > 0) {
         int shares = order[0] == 'f' || order[0] == 'F';
