@@ -27,6 +27,8 @@ from skillyard.client.transport import CONNECT_TIMEOUT_S, Request, Response, Tra
 T = TypeVar("T")
 
 _READ = 256 * 1024
+_TOGETHER = 64 * 1024
+"""Longest request that is copied to be sent at once. Each part by itself would be a packet that wakes the server."""
 _INTERIM = 16
 """Responses that may come before the one that counts (RFC 9110 §15.2); the last of them is that one."""
 
@@ -108,24 +110,28 @@ class _Connection:
         length = request.length if streamed else len(request.body)  # type: ignore[arg-type]
         headers |= {"transfer-encoding": "chunked"} if length is None else {"content-length": str(length)}
         target = self._url.prefix + request.path
-        self._send(h11.Request(method=request.method, target=target, headers=list(headers.items())))
+        head = h11.Request(method=request.method, target=target, headers=list(headers.items()))
         try:
-            await self._write_body(request.body)
+            await self._write(head, request.body)
         except (BrokenPipeError, ConnectionResetError):
             self._http.send_failed()  # the server may have answered before it closed: read that
 
-    async def _write_body(self, body: bytes | AsyncIterator[bytes]) -> None:
+    async def _write(self, head: h11.Request, body: bytes | AsyncIterator[bytes]) -> None:
         if isinstance(body, bytes):
-            self._send(h11.Data(data=body))
-        else:
-            async for chunk in body:
-                if self._answered():
-                    return
-                self._send(h11.Data(data=chunk))
+            self._send(head, h11.Data(data=body), h11.EndOfMessage())
+            return
+        self._send(head)
+        async for chunk in body:
+            if self._answered():
+                return
+            self._send(h11.Data(data=chunk))
         self._send(h11.EndOfMessage())
 
-    def _send(self, event: h11.Event) -> None:
-        for piece in self._http.send_with_data_passthrough(event) or ():
+    def _send(self, *events: h11.Event) -> None:
+        pieces = [piece for event in events for piece in self._http.send_with_data_passthrough(event) or ()]
+        if sum(map(len, pieces)) <= _TOGETHER:
+            pieces = [b"".join(pieces)]
+        for piece in pieces:
             self._sock.sendall(piece)
 
     def _answered(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import socket
+import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -259,6 +260,23 @@ async def test_nobody_listening_is_unreachable_with_the_mend() -> None:
             async with Client(url, TOKEN, retries=0, transport=transport) as client:
                 with pytest.raises(errors.Unreachable, match=r"cannot connect to http.*skillyard serve"):
                     await client.list_skills()
+
+
+def test_a_small_request_is_one_packet(yard: YardServer) -> None:
+    yard.methods["run_code"] = lambda params: completed({"n": 1})
+    with SyncClient(yard.url, TOKEN) as client:
+        for calls in (1, 2):
+            assert client.run_code("def main(args): ...").output == {"n": 1}
+            assert (yard.connections, _packets_with_data(yard.sockets[0])) == (1, calls)
+
+
+def _packets_with_data(sock: socket.socket) -> int:
+    """Returns how many came: ``tcpi_data_segs_in`` of linux/tcp.h, since Linux 4.6."""
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    return int(_TCP_INFO.unpack(info)[-1])
+
+
+_TCP_INFO = struct.Struct("8B24I4Q2I2II")
 
 
 async def async_pieces() -> AsyncIterator[bytes]:
