@@ -8,8 +8,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from socket import socket
-from typing import Any
+from socket import AF_UNIX, socket
 
 import pytest
 
@@ -41,16 +40,19 @@ class Far:
         self._talk = talk
         self._place = tempfile.mkdtemp(prefix="skillyard-far-")
         self._endpoint = Endpoint(EndpointKind.UNIX, f"{self._place}/s", "secret")
+        self._listener = socket(AF_UNIX)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._open: set[asyncio.Transport] = set()
         self.now = self.most = self.all = 0
 
     async def __aenter__(self) -> Far:
-        self._server = await asyncio.get_running_loop().create_unix_server(self._accepted, self._endpoint.address)
+        self._listener.bind(self._endpoint.address)
+        self._listener.listen(100)
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
+        asyncio.get_running_loop().remove_reader(self._listener)
+        self._listener.close()
         await self.cut()
         Path(self._endpoint.address).unlink(missing_ok=True)
         Path(self._place).rmdir()
@@ -60,40 +62,28 @@ class Far:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        while self._open:  # those too whose task never began
-            for transport in self._open:
-                transport.abort()
-            await asyncio.sleep(0)
 
-    def _accepted(self) -> asyncio.StreamReaderProtocol:
-        known = self._open
-
-        class Counted(asyncio.StreamReaderProtocol):
-            def connection_made(self, transport: Any) -> None:
-                self.made = transport
-                known.add(transport)
-                super().connection_made(transport)
-
-            def connection_lost(self, exc: Exception | None) -> None:
-                known.discard(self.made)
-                super().connection_lost(exc)
-
-        return Counted(asyncio.StreamReader(limit=WINDOW), self._serve)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self) -> None:
+        # not by a server of asyncio: one that is closed leaves those open that it has accepted just now
+        connection, _ = self._listener.accept()
+        task = asyncio.create_task(self._serve(connection))
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: connection.close())  # also of one that is cut before it begins
+
+    async def _serve(self, connection: socket) -> None:
         self.now, self.all = self.now + 1, self.all + 1
         self.most = max(self.most, self.now)
         try:
             with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):  # the last at the test's end
-                assert await reader.readexactly(len(self._endpoint.knock())) == self._endpoint.knock()
-                await self._talk(reader, writer)
+                reader, writer = await asyncio.open_connection(sock=connection, limit=WINDOW)
+                try:
+                    assert await reader.readexactly(len(self._endpoint.knock())) == self._endpoint.knock()
+                    await self._talk(reader, writer)
+                finally:
+                    writer.transport.abort()
         finally:
             self.now -= 1
-            self._tasks.discard(task)
-            writer.transport.abort()
 
     async def way(self, session: str) -> Endpoint:
         assert session == EGRESS.session
