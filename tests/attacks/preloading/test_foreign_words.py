@@ -146,7 +146,9 @@ async def test_a_child_that_cannot_be_set_up_ends_and_is_no_second_init(yard: Ya
     """Another program is at work, whose end would take a second init along."""
     sandbox = await yard.backend.create(yard.spec(module), "run")
     try:
-        other = await sandbox.start(Argv(("sleep", "600")), id="other", timeout_ms=600_000)
+        script = "echo here; exec sleep 600"
+        other = await sandbox.start(Argv(("sh", "-c", script)), id="other", timeout_ms=600_000)
+        assert await anext(other.output(Stream.STDOUT)) == b"here\n"  # no child of it is still to be set up
         code, before = await outcome(sandbox, "before", "touch broken; set -- /proc/[0-9]*; echo $# $PPID")
         assert code == 0
         assert (await outcome(sandbox, "broken", "echo started"))[0] == BROKEN_STATUS
