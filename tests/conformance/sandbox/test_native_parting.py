@@ -6,22 +6,25 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from skillyard.config.backends import NativeSettings
-from skillyard.domain.sandbox.spec import Owner
+from skillyard.domain.sandbox.spec import EnvironmentRef, Owner
 from skillyard.domain.work.record import Outcome
 from skillyard.ports.sandbox import Sandbox
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.testing.sandbox_suite import Ground
-from skillyard.testing.sandbox_suite.ground import code, collect, fresh, processes, start
+from skillyard.testing.sandbox_suite.ground import code, collect, eventually, fresh, processes, start
 
 pytestmark = [pytest.mark.anyio, pytest.mark.ordinary]
 BOUND_S = 60
 TRIES = 200
+PLAIN, AHEAD = EnvironmentRef(), EnvironmentRef("ahead", preload=("decimal",))
+PAUSES = {"x86_64": "34 ", "aarch64": "73 "}
+"""The start of /proc/PID/syscall of a process in the C library's pause()."""
 STAYS = """
 import os, subprocess
 def main(args):
@@ -29,6 +32,15 @@ def main(args):
     print('left', args['mark'])
     return {'held': len(b'x' * (16 << 20))}
 """
+TOLD = """
+import signal, subprocess
+def main(args):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    subprocess.Popen(['/bin/sh', '-c', 'sleep 600 # ' + args['mark']])
+    signal.sigwait([signal.SIGUSR1])
+    return {}
+"""
+"""It comes to its end when it is told so from outside."""
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["compiled", "python"])
@@ -58,8 +70,8 @@ async def parting(ground: Ground, mark: str) -> Sandbox:
     pytest.fail("no end was told before the sandbox was gone")
 
 
-async def _done(ground: Ground, mark: str) -> tuple[Sandbox, bool]:
-    sandbox = await ground.backend.create(await ground.spec(single=True), fresh("key"))
+async def _done(ground: Ground, mark: str, environment: EnvironmentRef = PLAIN) -> tuple[Sandbox, bool]:
+    sandbox = await ground.backend.create(await ground.spec(single=True, environment=environment), fresh("key"))
     process = await start(sandbox, code(STAYS, {"mark": mark}))
     ending = await process.wait()
     assert (ending.outcome, ending.code) == (Outcome.EXIT, 0)
@@ -69,14 +81,15 @@ async def _done(ground: Ground, mark: str) -> tuple[Sandbox, bool]:
     return sandbox, ending.parting
 
 
-async def test_each_end_of_a_small_sandbox_is_told_before_it_is_gone(ground: Ground) -> None:
+@pytest.mark.parametrize("environment", [PLAIN, AHEAD], ids=["plain", "ahead"])
+async def test_each_end_of_a_small_sandbox_is_told_before_it_is_gone(
+    ground: Ground, environment: EnvironmentRef
+) -> None:
     """Its worker waits for the end that its keeper brings, so that the keeper always meets it."""
     early = []
     for number in range(20):
-        sandbox, told = await _done(ground, f"early-{os.getpid()}-{number}")
+        sandbox, told = await _done(ground, f"early-{os.getpid()}-{number}", environment)
         await ground.backend.destroy(sandbox.handle)
-        if getattr(sandbox, "made", "") != "made in C":
-            pytest.skip("a worker without the compiled part ends by itself")
         early.append(told)
     assert all(early)
 
@@ -93,6 +106,56 @@ async def test_nothing_is_left_when_its_end_is_confirmed(ground: Ground, tmp_pat
     assert not native(ground)._usages
 
 
+def _keeper(ground: Ground) -> int:
+    """Returns the keeper; the first process of a pid namespace of a zygote is its child and has its command line."""
+    found = processes(str(native(ground)._run_dir))
+    (keeper,) = [pid for pid in found if _parent(pid) not in found]
+    return keeper
+
+
+def _parent(pid: int) -> int:
+    """Returns 0 where there is no such process."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def _worker(mark: str) -> int:
+    """Returns the parent of the process that is marked; 0 where there is none."""
+    return next((_parent(pid) for pid in processes(mark)), 0)
+
+
+def _does(pid: int) -> str:
+    """Returns the system call of a process; empty when it is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/syscall").read_text()
+    return ""
+
+
+@pytest.mark.skipif(os.uname().machine not in PAUSES, reason="the number of its system call is not known")
+@pytest.mark.parametrize("environment", [PLAIN, AHEAD], ids=["plain", "ahead"])
+async def test_a_worker_that_is_done_waits_and_ends_when_it_is_asked_for_its_stack(
+    ground: Ground, environment: EnvironmentRef
+) -> None:
+    """Else its init, which asks where the time is over, would wait a second for it."""
+    keeper = _keeper(ground)
+    mark = f"asked-{os.getpid()}-{fresh('mark')}"
+    sandbox = await ground.backend.create(await ground.spec(single=True, environment=environment), fresh("key"))
+    process = await start(sandbox, code(TOLD, {"mark": mark}))
+    await eventually(lambda: _worker(mark) > 0, "it is at work", BOUND_S)
+    worker = _worker(mark)
+    if not _does(worker):
+        pytest.skip("this user may not see what a process of a sandbox does")
+    with stopped(keeper):
+        os.kill(worker, signal.SIGUSR1)
+        await eventually(lambda: _does(worker).startswith(PAUSES[os.uname().machine]), "it waits", BOUND_S)
+        os.kill(worker, signal.SIGXCPU)
+        await eventually(lambda: not Path(f"/proc/{worker}").exists(), "it ends", BOUND_S)
+    ending = await process.wait()
+    assert (ending.outcome, ending.code) == (Outcome.EXIT, 0)
+    await ground.backend.destroy(sandbox.handle)
+
+
 @contextmanager
 def stopped(keeper: int) -> Iterator[None]:
     os.kill(keeper, signal.SIGSTOP)
@@ -103,7 +166,7 @@ def stopped(keeper: int) -> Iterator[None]:
 
 
 async def test_it_is_not_confirmed_while_the_keeper_does_not_know(ground: Ground) -> None:
-    (keeper,) = processes(str(native(ground)._run_dir))
+    keeper = _keeper(ground)
     for number in range(TRIES):
         sandbox = await parting(ground, f"waits-{os.getpid()}-{number}")
         with stopped(keeper):
@@ -125,7 +188,7 @@ async def test_a_task_is_told_of_when_it_is_gone(ground: Ground) -> None:
 
 async def test_it_ends_with_its_keeper(ground: Ground) -> None:
     """The last test here: each other one needs that keeper."""
-    (keeper,) = processes(str(native(ground)._run_dir))
+    keeper = _keeper(ground)
     mark = f"ends-{os.getpid()}"
     sandbox = await parting(ground, mark)
     os.kill(keeper, signal.SIGKILL)

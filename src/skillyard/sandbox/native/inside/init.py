@@ -20,7 +20,7 @@ from skillyard.sandbox.native.inside import kept
 from skillyard.sandbox.native.inside.walls import CHANNEL_FD, DONE, READY, STACK_FD
 from skillyard.sandbox.native.linux import kernel
 
-_exit = os._exit  # foreign code may replace what it finds in os
+_exit, _pause = os._exit, signal.pause  # foreign code may replace what it finds in modules
 BLOCKED = {signal.SIGCHLD, signal.SIGINT}
 BROKEN_STATUS = 125
 """The exit status of a program that could not be set up, as env(1) has it."""
@@ -29,17 +29,20 @@ LAST_WORDS_MS = 1000
 
 
 class Init:
-    """One sandbox's init. ``channel`` and ``output`` belong to the worker that is forked ahead."""
+    """One sandbox's init. ``channel`` and ``output`` belong to the worker that is forked ahead.
+
+    The keeper ends a ``single`` sandbox when that worker says that it is done.
+    """
 
     cannot_keep = ""
     """The reason why it can keep no program when others are ended; empty where it can."""
 
-    def __init__(self, control: int, channel: int, output: int) -> None:
+    def __init__(self, control: int, channel: int, output: int, *, single: bool = False) -> None:
         nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
         self._open(control, nothing, kernel.signal_descriptor({signal.SIGCHLD}), -1)
         self._stack, last_words = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._worker = self._fork_guest(channel, output, last_words)
+        self._worker = self._fork_guest(channel, output, last_words, waits=single)
         os.close(last_words)
         os.close(channel)
         os.close(output)
@@ -217,13 +220,20 @@ class Init:
         )
 
     def _fork_guest(
-        self, channel: int, output: int, stack: int, *, keep: bool = False, spared: frozenset[int] = frozenset()
+        self,
+        channel: int,
+        output: int,
+        stack: int,
+        *,
+        keep: bool = False,
+        waits: bool = False,
+        spared: frozenset[int] = frozenset(),
     ) -> int:
         def serve() -> None:
             self.be_child((self._devnull, output, output, channel, stack))
             if keep:
                 kept.be_reaper()
-            serve_guest(spared)
+            serve_guest(spared, waits=waits)
 
         return _fork(serve)
 
@@ -261,12 +271,20 @@ def be_child(fds: tuple[int, ...]) -> None:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
 
 
-def serve_guest(spared: frozenset[int]) -> None:
-    """Runs the one request of this process, and never returns."""
+def serve_guest(spared: frozenset[int], *, waits: bool = False) -> None:
+    """Runs the one request of this process, and never returns.
+
+    With ``waits`` the keeper ends the sandbox at the word that it is done. The kernel wakes the keeper on this
+    processor, where it would run behind our own exit.
+    """
     guest.reseed()
     guest.serve(CHANNEL_FD, CHANNEL_FD, STACK_FD, spared)
     _say_done()
-    _exit(0)
+    try:
+        if waits:
+            _pause()  # also a signal that is handled ends it, as the one that asks for the last stack
+    finally:
+        _exit(0)
 
 
 def _fork(child: Callable[[], None]) -> int:

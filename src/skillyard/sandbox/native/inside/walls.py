@@ -31,8 +31,8 @@ DONE = b"Z\0\0\0\0"
 INTO_CGROUP, PLAIN = b"+", b" "
 """The first byte of an order to the zygote: whether the last descriptor is a cgroup to be cloned into."""
 
-FIRST_INTO_CGROUP, FIRST_PLAIN = b"F", b"f"
-"""The same of a sandbox for one program, whose first process is ``first.c``. The compiled part alone knows them."""
+SINGLE_INTO_CGROUP, SINGLE_PLAIN = b"F", b"f"
+"""The same of a sandbox for one guest program. The compiled part makes ``first.c`` its first process."""
 
 READY = b'{"ready":true}'
 """Init's first word to the keeper."""

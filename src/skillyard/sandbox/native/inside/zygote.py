@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from skillyard.guest import main as guest
 from skillyard.ipc import packets
 from skillyard.sandbox.native.inside import init, steps, walls
-from skillyard.sandbox.native.inside.walls import INTO_CGROUP
+from skillyard.sandbox.native.inside.walls import INTO_CGROUP, SINGLE_INTO_CGROUP, SINGLE_PLAIN
 from skillyard.sandbox.native.linux import kernel
 
 Clone = Callable[[bytes, list[int]], tuple[int, int]]
@@ -27,6 +27,7 @@ Clone = Callable[[bytes, list[int]], tuple[int, int]]
 BecomeInit = Callable[[bytes, list[int]], None]
 """Makes a fresh clone the init of a sandbox, and serves."""
 
+_INTO_CGROUP, _SINGLE = (INTO_CGROUP, SINGLE_INTO_CGROUP), (SINGLE_PLAIN, SINGLE_INTO_CGROUP)
 _SCRATCH = "size=64m,nr_inodes=4096,mode=0755"
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Numerical libraries read these when they load. Threads of theirs would not survive the fork."""
@@ -58,9 +59,9 @@ def main(
     shown = [walls.Shown(*each) for each in directories]
 
     def become_init(order: bytes, fds: list[int]) -> None:
-        groups = [] if order.startswith(INTO_CGROUP) else fds[3:]
+        groups = [] if order.startswith(_INTO_CGROUP) else fds[3:]
         walls.build(walls.Build.decode(order[1:]), groups, closing_filter, shown)
-        init.Init(*fds[:3]).run()
+        init.Init(*fds[:3], single=order.startswith(_SINGLE)).run()
 
     freeze(bool(preload))
     packets.send(sock, {"ready": True})
@@ -200,5 +201,5 @@ def _become(order: bytes, fds: list[int], become_init: BecomeInit) -> None:
 
 
 def _clone(order: bytes, fds: list[int]) -> tuple[int, int]:
-    into = fds[-1] if order.startswith(INTO_CGROUP) else -1
+    into = fds[-1] if order.startswith(_INTO_CGROUP) else -1
     return kernel.clone(walls.NAMESPACES | kernel.CLONE_PARENT, cgroup=into)

@@ -107,8 +107,7 @@ class Sandboxes:
 
     def _told(self, shape: Shape, *, single: bool) -> Shape:
         """Returns the shape for one guest or other programs, where these are made in two ways."""
-        imports = self._environments[shape.environment]["preload"]
-        return replace(shape, single=single) if self._ground.tells_single and not imports else shape
+        return replace(shape, single=single) if self._ground.tells_single else shape
 
     def refill(self) -> None:
         """Make sandboxes ahead, but never while there is anything else to do."""

@@ -16,7 +16,7 @@ from skillyard.sandbox.native.grounds.namespaces.zygote import ZygotePlan
 from skillyard.sandbox.native.groups import hierarchies
 from skillyard.sandbox.native.groups.groups import Group, GroupLimits
 from skillyard.sandbox.native.inside import walls
-from skillyard.sandbox.native.inside.walls import FIRST_INTO_CGROUP, FIRST_PLAIN, INTO_CGROUP, PLAIN
+from skillyard.sandbox.native.inside.walls import INTO_CGROUP, PLAIN, SINGLE_INTO_CGROUP, SINGLE_PLAIN
 from skillyard.sandbox.native.keeper.account import Account, ProcessMeter
 from skillyard.sandbox.native.keeper.ground import Household, Source, Start
 from skillyard.sandbox.native.keeper.loop import Loop
@@ -90,7 +90,7 @@ class NamespacesPlace:
         into = group is not None and group.version == 2
         joins = 0 if group is None or into else group.hierarchies()
         self.made = _MADE[compiled]
-        plain, joined = (FIRST_PLAIN, FIRST_INTO_CGROUP) if compiled and single else (PLAIN, INTO_CGROUP)
+        plain, joined = (SINGLE_PLAIN, SINGLE_INTO_CGROUP) if single else (PLAIN, INTO_CGROUP)
         self.order = (joined if into else plain) + (table.order(build, joins) if compiled else build.encode())
 
     @property
@@ -125,6 +125,8 @@ class NamespacesPlace:
 
 
 class NamespacesGround:
+    tells_single = True
+
     def __init__(self, loop: Loop, config: dict[str, Any]) -> None:
         self._loop = loop
         self._host = Host(loop, config)
@@ -140,11 +142,6 @@ class NamespacesGround:
     @property
     def facts(self) -> Mapping[str, Any]:
         return {**self._host.facts(), "walls": _MADE[self._compiled]}
-
-    @property
-    def tells_single(self) -> bool:
-        """Returns whether some get a static program for their first process."""
-        return self._compiled
 
     def begin(self, household: Household) -> None:
         self._household = household
