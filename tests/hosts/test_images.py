@@ -208,13 +208,17 @@ def test_a_secret_that_cannot_be_read_is_named(docker: Docker, image: str, tmp_p
 )
 def test_the_conformance_suite_and_the_attacks_pass_inside(docker: Docker, image: str, options: list[str]) -> None:
     _add_tests(docker)
-    suites = ["tests/conformance/sandbox/test_native_backend.py", "tests/attacks"]
-    suites += ["--ignore=tests/attacks/front_door"]  # parsers meet no wall of a container's, and are most of the work
-    command = ["/opt/tests/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long", *suites]
+    # parsers and agents meet no wall of a container's; a wall that is taken away is often the container's own as well;
+    # and a root with so few capabilities is refused the level of Landlock
+    left_out = [f"--ignore=tests/attacks/{name}" for name in ("front_door", "test_readers.py", "test_agent.py")]
+    left_out += ["--ignore=tests/attacks/verify/test_mutants.py", "-k", "not landlock"]
+    suites = ["tests/conformance/sandbox/test_native_backend.py", "tests/attacks", *left_out]
+    command = ["/opt/tests/bin/python", "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-m", "not long"]
     done = docker(
         *("run", "--rm", "--init", "--network", "none", "--tmpfs", "/tmp:mode=1777,exec", "--tmpfs", "/run"),
         *("-v", f"{ROOT}:/tree:ro", "-w", "/tree", "-e", "PYTHONPATH=/tree/src", *OPENED, *options),
-        *("--entrypoint", command[0], TESTS, *command[1:]),
+        # commands of the tests have data directories of their own, not the server's
+        *("--entrypoint", "env", TESTS, "-u", "SKILLYARD_DATA_DIR", *command, *suites),
         check=False,
         seconds=2400,
     )

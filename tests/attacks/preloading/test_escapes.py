@@ -121,6 +121,8 @@ def test_a_certificate_file_that_is_mounted_over_the_hosts_is_seen(tmp_path: Pat
         f"mount --bind {tmp_path}/operators.crt {theirs} && exec {sys.executable} -c {shlex.quote(_READ)} {tmp_path}"
     )
     seen = subprocess.run(["unshare", "--mount", "sh", "-c", f"{script} {theirs}"], capture_output=True, text=True)
+    if seen.stderr.startswith("unshare:"):
+        pytest.skip(seen.stderr.strip())  # a root without the capability, as in a container
     assert (seen.returncode, seen.stdout) == (0, "of the operator"), seen.stderr
 
 

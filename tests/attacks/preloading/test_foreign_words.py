@@ -92,10 +92,12 @@ async def yard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         backend = NativeBackend(base / "run", NativeSettings(ready=0))
     else:
         backend = LandlockBackend(base / "run", NativeSettings(ready=0))
-    if not (probe := await backend.probe()).ready:
-        pytest.skip(probe.facts["why"])
-    yield Yard(backend, packages, nature(request.param).without)
-    await backend.close()
+    try:
+        if not (probe := await backend.probe()).ready:
+            pytest.skip(probe.facts["why"])
+        yield Yard(backend, packages, nature(request.param).without)
+    finally:
+        await backend.close()
 
 
 def keeper(yard: Yard) -> int:
