@@ -174,7 +174,7 @@ def _microvm(scratch: Path) -> Iterator[Component]:
     settings = {"microvm": {**ground.SETTINGS.model_dump(exclude={"ready"}), "image": str(image)}}
     versions = {"QEMU": _said("qemu-system-x86_64", "--version").split("version ")[-1], "accelerator": "emulation"}
     used = bare.QemuRestored(image, scratch / "qemu", _MACHINE_MB)
-    yield Component(versions, settings, used, beyond, patience=10.0)
+    yield Component(versions, settings, used, beyond, patience=10.0, ground={"witness": ground.witness})
 
 
 COMPONENTS: dict[str, Open] = {

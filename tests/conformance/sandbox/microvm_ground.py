@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from skillyard.config.backends import MicrovmSettings
+from skillyard.sandbox.microvm import machine
 from skillyard.sandbox.microvm.build import BuildFailed, build_image
 
 SETTINGS = MicrovmSettings(accel="tcg", ready=0)
@@ -32,3 +33,8 @@ def image(scratch: Path) -> Path:
         except BuildFailed as failed:
             pytest.skip(f"no image of machines can be built: {failed.message}")
     return place
+
+
+async def witness(handle: str) -> list[int]:
+    """The QEMU of a sandbox, whose programs are no processes of the host."""
+    return sorted(machine.processes_of(handle))

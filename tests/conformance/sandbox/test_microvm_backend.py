@@ -53,7 +53,8 @@ async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Grou
 
     probe = await backend.probe()
     assert probe.ready, probe.facts
-    yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), reopen, patience=6.0, gate=gate)
+    options: dict[str, Any] = {"witness": microvm_ground.witness, "patience": 6.0, "gate": gate}
+    yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), reopen, **options)
     await backend.close()
     await gate.close()
 
