@@ -31,7 +31,12 @@ SHORT = frozenset(_SHORT.split())
 BEYOND: dict[str, str] = {
     "special-files-sysfs": "its own control groups are shown",
     **dict.fromkeys(("writing-metadata", "leftovers-shared-times"), "the device files are the machine's own"),
-}
+    **dict.fromkeys(
+        ("objects-locks", "objects-watches", "objects-in-flight", "objects-tcp", "objects-tcp-unaccepted",
+         "objects-udp", "objects-tcp-ended"),
+        "what a machine's kernel keeps is the machine's own memory, and no other sandbox is in there",
+    ),
+}  # fmt: skip
 """Attacks of native walls that tell nothing of machines, or that are not stopped inside; each with the reason."""
 
 
