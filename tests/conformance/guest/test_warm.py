@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -260,3 +261,29 @@ main.prepare()
 print([name for name in sys.modules if name.startswith("inside")], main._warm[0]._notes, main._warm[0]._request)
 """
     assert drive(script) == "[]\n[] {} {}\n"
+
+
+COUNTS = """
+import sys, types
+pandas = sys.modules["pandas"] = types.ModuleType("pandas")
+pandas.calls = 0
+def series(values):
+    pandas.calls += 1
+    raise SystemExit(3)
+pandas.Series = series
+"""
+
+
+def test_a_package_that_was_imported_ahead_is_used_before_a_request_comes(box: GuestBox, drive: Drive) -> None:
+    code = "import pandas\ndef main(args): return {'calls': pandas.calls}"
+    told = serve(box, drive, box.request(code), preload=COUNTS)
+    assert told[0]["calls"] > 1
+
+
+@pytest.mark.skipif(not os.environ.get("SKILLYARD_TEST_NUMPY"), reason="SKILLYARD_TEST_NUMPY names no packages")
+def test_its_use_ahead_imports_nothing_that_the_import_did_not(box: GuestBox, drive: Drive) -> None:
+    preload = f"import sys\nsys.path.append({os.environ.get('SKILLYARD_TEST_NUMPY')!r})\nimport numpy, pandas\n"
+    new = "[n for n in sys.modules.keys() - sys.before if n[:5] in ('numpy', 'panda')]"
+    code = f"import sys\ndef main(args): return {{'new': {new}}}"
+    told = serve(box, drive, box.request(code), preload=preload + "sys.before = set(sys.modules)\n")
+    assert told[0] == {"new": []}
