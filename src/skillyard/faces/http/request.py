@@ -104,43 +104,61 @@ def declared_length(scope: Scope) -> int | None:
 
 async def stream(scope: Scope, receive: Receive, maximum: int, pace: Pace = DEFAULT_PACE) -> AsyncGenerator[bytes]:
     """Yields the body's pieces. Raises PayloadTooLarge, SlowBody, and CallerGone when it breaks off."""
-    if (declared_length(scope) or 0) > maximum:
-        raise PayloadTooLarge(maximum)
-    clock = asyncio.get_running_loop().time
-    started, received, more = clock(), 0, True
-    while more:
-        piece, more = await _next(receive, pace.left(clock() - started, received))
-        received += len(piece)
-        if received > maximum:
-            raise PayloadTooLarge(maximum)
-        if piece:
+    body = _Body(scope, receive, maximum, pace)
+    while body.more:
+        if piece := await body.next():
             yield piece
 
 
 async def read(scope: Scope, receive: Receive, maximum: int, lease: Lease, pace: Pace = DEFAULT_PACE) -> bytes:
     """Returns the whole body, taken from ``lease`` as it comes. Raises what :func:`stream` raises, and Unavailable."""
-    pieces = []
-    async for piece in stream(scope, receive, maximum, pace):
+    body, pieces = _Body(scope, receive, maximum, pace), []
+    while body.more:
+        piece = await body.next()
         lease.take(len(piece))
         pieces.append(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-async def _next(receive: Receive, seconds: float) -> tuple[bytes, bool]:
-    try:
-        async with asyncio.timeout(seconds):
-            message = await receive()
-    except TimeoutError:
-        raise SlowBody("the body came too slowly") from None
-    if message["type"] == "http.disconnect":
-        raise CallerGone("the client went away within its request")
-    return message.get("body", b""), message.get("more_body", False)
+class _Body:
+    """A body on its way. Raises PayloadTooLarge for one that announces too much."""
+
+    def __init__(self, scope: Scope, receive: Receive, maximum: int, pace: Pace) -> None:
+        if (declared_length(scope) or 0) > maximum:
+            raise PayloadTooLarge(maximum)
+        self.more = True
+        self._receive = receive
+        self._maximum = maximum
+        self._pace = pace
+        self._clock = asyncio.get_running_loop().time
+        self._started = self._clock()
+        self._received = 0
+
+    async def next(self) -> bytes:
+        """Raises PayloadTooLarge, SlowBody, CallerGone."""
+        try:
+            async with asyncio.timeout(self._pace.left(self._clock() - self._started, self._received)):
+                message = await self._receive()
+        except TimeoutError:
+            raise SlowBody("the body came too slowly") from None
+        if message["type"] == "http.disconnect":
+            raise CallerGone("the client went away within its request")
+        piece: bytes = message.get("body", b"")
+        self.more = message.get("more_body", False)
+        self._received += len(piece)
+        if self._received > self._maximum:
+            raise PayloadTooLarge(self._maximum)
+        return piece
 
 
 T = TypeVar("T")
 
 SMALL_ANSWER = 64 * 1024
 """Bytes of one answer; a thousand connections may hold that much each."""
+
+
+UNWATCHED_S = 0.05
+"""How long a call works before its client is watched. Most runs have ended by then."""
 
 
 class HttpCaller:
@@ -153,8 +171,9 @@ class HttpCaller:
         self._receive = receive
         self._lifecycle = lifecycle
         self._lease = lease
-        self._left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._why: Exception | None = None
+        self._waiting: asyncio.Task[Any] | None = None
+        self._later: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> HttpCaller:
@@ -163,6 +182,8 @@ class HttpCaller:
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._later is not None:
+            self._later.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
 
@@ -176,23 +197,36 @@ class HttpCaller:
             self._lease.take(count)
 
     async def wait(self, call: Coroutine[Any, Any, T]) -> T:
-        """Returns the call's result. Raises CallerGone, or Unavailable when the server stops, once the call ended."""
-        if self._why is not None:
+        """Returns the call's result. Raises CallerGone, or Unavailable when the server stops, once the call ended.
+
+        The call works in the caller's own task: another one and the wait for it are three turns of the loop.
+        """
+        why = self._why
+        if why is not None:
             call.close()
-            raise self._why
-        if self._watcher is None:
-            self._watcher = asyncio.create_task(self._watch())
-        run = asyncio.create_task(call)
+            raise why
+        if self._later is None:
+            self._later = asyncio.get_running_loop().call_later(UNWATCHED_S, self._watch)
+        task = asyncio.current_task()
+        assert task is not None
+        before = task.cancelling()
+        self._waiting = task
         try:
             with self._lifecycle.stoppable(self._stop):
-                await asyncio.wait((run, self._left), return_when=asyncio.FIRST_COMPLETED)
+                return await call
+        except asyncio.CancelledError:
+            if self._why is None or task.cancelling() > before + 1:  # somebody else cancels the task too
+                raise
+            raise self._why from None
         finally:
-            await _end(run)
-        if run.cancelled() and self._why is not None:
-            raise self._why
-        return run.result()
+            self._waiting = None
+            if self._why is not None:
+                task.uncancel()
 
-    async def _watch(self) -> None:
+    def _watch(self) -> None:
+        self._watcher = asyncio.create_task(self._until_gone())
+
+    async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             continue
         self._stop(CallerGone("the client went away"))
@@ -200,11 +234,5 @@ class HttpCaller:
     def _stop(self, why: Exception) -> None:
         if self._why is None:
             self._why = why
-            self._left.set_result(None)
-
-
-async def _end(run: asyncio.Task[Any]) -> None:
-    """Cancels what still works and waits until it has cleaned up."""
-    while not run.done():
-        run.cancel()
-        await asyncio.wait((run,))
+            if self._waiting is not None:
+                self._waiting.cancel()
