@@ -101,6 +101,20 @@ def close_all(sockets: Iterable[Given]) -> None:
         sock.close()
 
 
+def is_quiet(sock: socket.socket) -> bool:
+    """Returns whether the other end is there and has said nothing that was not read.
+
+    A killed process closes its end long before the kernel is done with it and its parent hears of it.
+    """
+    try:
+        sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 class FrameReader:
     """Takes bytes and descriptors as they come and gives whole frames."""
 

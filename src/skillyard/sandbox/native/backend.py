@@ -33,6 +33,8 @@ from skillyard.sandbox.native.sandbox import NativeSandbox, PluggedSandbox, laun
 from skillyard.sandbox.registry import Kind, Place
 
 _USUAL = NativeSettings()
+_GIVEN = 64 * 1024
+"""Bytes of a request that any usual channel takes at once."""
 
 
 class NativeBackend:
@@ -71,6 +73,8 @@ class NativeBackend:
         self._on_part_end: Callable[[str], None] = _nobody_hears
         self._on_part_fault: Callable[[str], None] = _nobody_hears
         self._on_part_told: Callable[[str], None] = _nobody_hears
+        self._gives = True
+        """Whether requests go into the channels of sandboxes that wait, without the keeper."""
         self._demands_met: set[tuple[frozenset[str], frozenset[str]]] = set()
 
     def keeper_options(self) -> dict[str, Any]:
@@ -151,24 +155,37 @@ class NativeBackend:
         link = self._link if self._link is not None and self._link.alive else await self._linked()
         shape = self.shape(link, spec)
         start, body = (None, b"") if first is None else launch_message(first)
-        asked = link.ask(
-            {
-                "op": "create",
-                "key": key,
-                "owner": spec.owner.value,
-                "single": spec.single,
-                "command": spec.command,
-                "timeout_ms": spec.limits.timeout_ms,
-                "tenant": spec.tenant,
-                "shape": shape,
-                "shows": [_show(mount) for mount in spec.mounts],
-                "listen": _listen(spec),
-                "start": start,
-            },
-            body,
-            comes=lambda answer: self._made(link, answer, first),
-            unwanted=lambda late: self._unwanted(link, late),
-        )
+        ready = link.take(shape) if spec.single and not spec.command else None
+        alone = first is not None and not spec.mounts and spec.egress is None and len(body) <= _GIVEN
+        request = body if ready is not None and alone and self._gives else b""
+        try:
+            asked = link.ask(
+                {
+                    "op": "create",
+                    "key": key,
+                    "owner": spec.owner.value,
+                    "single": spec.single,
+                    "command": spec.command,
+                    "timeout_ms": spec.limits.timeout_ms,
+                    "tenant": spec.tenant,
+                    "shape": shape,
+                    "shows": [_show(mount) for mount in spec.mounts],
+                    "listen": _listen(spec),
+                    "start": start,
+                    "take": "" if ready is None else ready.handle,
+                    "begun": bool(request),
+                },
+                b"" if request else body,
+                comes=lambda answer: self._made(link, answer, first),
+                unwanted=lambda late: self._unwanted(link, late),
+            )
+            if ready is not None and request and not ready.give(request):
+                self._gives = False  # the channels of this host are small
+                asked.cancel()
+                raise SandboxGone("the request did not fit into the channel")
+        finally:
+            if ready is not None:
+                ready.channel.close()
         try:
             answer, _ = await asked
         except asyncio.CancelledError:

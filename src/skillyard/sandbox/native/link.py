@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from skillyard.domain.errors import SandboxCutOff, SandboxFault, SandboxGone
-from skillyard.ipc.channel import Channel, Header, close_all
+from skillyard.ipc.channel import Channel, Header, close_all, is_quiet
 
 TOLD_EACH = 64 * 1024
 """Bytes that a reader took, after which the keeper hears of it: a part of what it sends ahead."""
@@ -63,6 +63,24 @@ class Following:
             self._waiting.set_result(None)
 
 
+class Ready(NamedTuple):
+    """A sandbox that the keeper offered: its worker waits at the other end of ``channel``."""
+
+    handle: str
+    channel: socket.socket
+
+    def give(self, request: bytes) -> bool:
+        """Writes the whole request of its guest, and closes our end. Returns False where not all of it was taken."""
+        with self.channel as channel:
+            try:
+                if channel.send(request, socket.MSG_DONTWAIT) < len(request):
+                    return False
+                channel.shutdown(socket.SHUT_WR)
+            except OSError:
+                return False
+        return True
+
+
 class _Asked(NamedTuple):
     future: asyncio.Future[tuple[Header, bytes]]
     unwanted: Callable[[Header], None]
@@ -94,6 +112,8 @@ class Link:
         self._numbers = itertools.count(1)
         self._followings: dict[int, Following] = {}
         self._asked: dict[int, _Asked] = {}
+        self._ready: dict[frozenset[tuple[str, Any]], dict[str, socket.socket]] = {}
+        """What the keeper offered, by shape and handle."""
         self._hello: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.ended = asyncio.Event()
         """Set when the connection is over: a keeper that was told to stop has ended then."""
@@ -171,6 +191,16 @@ class Link:
             following.push(b"", _CUT)
         return following
 
+    def take(self, shape: Header) -> Ready | None:
+        """Returns a sandbox of a shape that waits. Its channel is the caller's to close."""
+        waiting = self._ready.get(frozenset(shape.items()))
+        while waiting:
+            ready = Ready(handle := next(iter(waiting)), waiting.pop(handle))
+            if is_quiet(ready.channel):
+                return ready
+            ready.channel.close()
+        return None
+
     def forget(self, number: int) -> bool:
         """Drops a following; returns whether it was there."""
         return self._followings.pop(number, None) is not None
@@ -199,6 +229,11 @@ class Link:
             if following is not None:
                 del header["event"]
                 following.push(body, header)
+        elif header.get("event") == "ready":
+            self._ready.setdefault(frozenset(header["shape"].items()), {})[str(header["handle"])] = sockets.pop()
+        elif header.get("event") == "unready":
+            withdrawn = self._ready.get(frozenset(header["shape"].items()), {}).pop(str(header["handle"]), None)
+            sockets += [withdrawn] if withdrawn is not None else []
         elif header.get("event") == "gone":
             self._on_gone(str(header["handle"]))
         elif header.get("event") == "fault":
@@ -217,6 +252,9 @@ class Link:
         self._asked.clear()
         for following in self._followings.values():
             following.push(b"", _CUT)
+        for waiting in self._ready.values():
+            close_all(waiting.values())
+        self._ready.clear()
         if not self._hello.done():
             self._hello.set_exception(SandboxGone("the keeper ended before it said hello"))
             self._hello.exception()

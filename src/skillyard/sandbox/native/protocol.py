@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-PROTOCOL = 6
+PROTOCOL = 7
 
 SINCE: Mapping[str, int] = {
     "attach": 1,
     "close_stdin": 1,
-    "create": 6,
+    "create": 7,
     "destroy": 1,
     "environment": 1,
     "follow": 2,

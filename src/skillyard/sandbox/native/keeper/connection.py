@@ -50,12 +50,14 @@ class Connection:
         if not (self._waits or self._crowded):
             self._flush()
 
-    def send_with_next(self, header: Header) -> None:
-        """Sends a frame together with the next one, or by itself when none comes within WITH_NEXT_S."""
-        if self.open:
-            self._out.put(encode(header))
-            if self._later is None and not self._waits:
-                self._later = self._loop.after(WITH_NEXT_S, self._flush)
+    def send_with_next(self, header: Header, sockets: Sequence[socket.socket] = ()) -> None:
+        """Sends as :meth:`send` does, together with the next frame, or when none comes within WITH_NEXT_S."""
+        if not self.open:
+            close_all(sockets)
+            return
+        self._out.put(encode(header, sockets=len(sockets)), sockets)
+        if self._later is None and not self._waits:
+            self._later = self._loop.after(WITH_NEXT_S, self._flush)
 
     def check(self) -> None:
         """Closes it if the other end is gone, which no event may have told yet."""

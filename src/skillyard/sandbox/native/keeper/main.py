@@ -21,7 +21,7 @@ from skillyard.sandbox.native.keeper.ground import Start
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.sandboxes import Sandboxes
-from skillyard.sandbox.native.keeper.service import Service, end_bound_s
+from skillyard.sandbox.native.keeper.service import Service
 from skillyard.sandbox.native.keeper.shares import Crowd, default_crowd
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
 from skillyard.sandbox.native.keeper.watch.processes import tree_of
@@ -174,7 +174,7 @@ class Keeper:
             except Exception as error:  # noqa: BLE001 - the others end too
                 self._loop.report(error)
                 sandbox.fault(error)
-        self._until_empty(time.monotonic() + end_bound_s(len(self._sandboxes.all)))
+        self._until_empty(time.monotonic() + self._sandboxes.end_bound_s)
         self._run_again()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._socket)

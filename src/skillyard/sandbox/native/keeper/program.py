@@ -110,11 +110,14 @@ class Program:
     def _watch_pipe(self, fd: int, stream: str) -> None:
         self._loop.watch(fd, READ, lambda _: self._drain(fd, stream, _PIECES_A_TURN))
 
-    def talk(self, channel: socket.socket, request: bytes) -> None:
-        """Hands over a guest's whole request, then only listens."""
+    def talk(self, channel: socket.socket, request: bytes | None) -> None:
+        """Hands over a guest's whole request, then only listens. None is one that the server hands over by itself."""
         channel.setblocking(False)
         self._channel = channel
         self._readers[channel.fileno()] = "channel"
+        if request is None:
+            self._watch_channel()
+            return
         self._pending += request
         self._finish_input = True
         self._push()
@@ -310,20 +313,6 @@ class Program:
             self.spools[stream].final = True  # its reader hears at once that the program closed it
         if orderly and self.on_done is not None:
             self.on_done(self)
-
-
-def is_quiet(channel: socket.socket) -> bool:
-    """Returns whether a worker at the other end waits.
-
-    A killed one closes its end long before the kernel is done with it and we hear of it.
-    """
-    try:
-        channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def open_pipes(*, stdin: bool) -> tuple[list[int], list[int]]:

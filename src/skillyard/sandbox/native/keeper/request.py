@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from skillyard.ipc.channel import close_all
 from skillyard.sandbox.native.inside import walls
@@ -96,6 +97,12 @@ class Shape:
     def closed(self) -> tuple[str, ...]:
         """The places of ``read_only``."""
         return tuple(filter(None, self.read_only.split(",")))
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Returns the fields as the server tells them: those of a usual value are left out."""
+        own = (field for field in fields(self) if field.name not in ("listen", "single"))
+        return {each.name: value for each in own if (value := getattr(self, each.name)) != each.default}
 
     @property
     def key(self) -> Key:

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 from skillyard.guest.programs import terminal
 from skillyard.ipc import packets
-from skillyard.ipc.channel import BadMessage
+from skillyard.ipc.channel import BadMessage, is_quiet
 from skillyard.sandbox.native.groups.groups import Group
 from skillyard.sandbox.native.keeper import messages
 from skillyard.sandbox.native.keeper.account import Account, forced
 from skillyard.sandbox.native.keeper.loop import READ, Loop
-from skillyard.sandbox.native.keeper.program import Caps, Program, close_descriptors, is_quiet, open_pipes
+from skillyard.sandbox.native.keeper.program import Caps, Program, close_descriptors, open_pipes
 from skillyard.sandbox.native.keeper.request import Lease, Opened, Shape, Show
 from skillyard.sandbox.native.linux import kernel
 
@@ -120,8 +120,8 @@ class Sandbox:
         self._given = ""
         """The program that the waiting worker was given."""
         self.control, self.inside_control = packets.pair()
-        self._channel: socket.socket | None
-        self._channel, self.inside_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.channel: socket.socket | None  # while its worker waits
+        self.channel, self.inside_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._output, self.inside_output = os.pipe2(os.O_CLOEXEC)
         self.control.setblocking(False)
         try:
@@ -207,14 +207,14 @@ class Sandbox:
             self._forget_worker()  # init ends it with the others
         if request is None:
             self._start_argv(program, message)
-        elif self._channel is not None and not program.kept:
-            channel, self._channel = self._channel, None
+        elif self.channel is not None and not program.kept:
+            channel, self.channel = self.channel, None
             self._given = program.id
             program.read_pipe(self._output, "stdout")
             if not single:
                 packets.send(self.control, {"lend": program.id, "single": single})
             program.request = request if len(self.programs) > 1 else b""
-            program.talk(channel, request)
+            program.talk(channel, None if message.get("begun") else request)
         else:
             self._start_guest(program, request, kept=program.kept, alone=alone)
 
@@ -243,7 +243,7 @@ class Sandbox:
 
     def waits(self) -> bool:
         """Returns whether its worker waits to be used."""
-        return not self.dead and self._channel is not None and is_quiet(self._channel)
+        return not self.dead and self.channel is not None and is_quiet(self.channel)
 
     def running(self) -> bool:
         return any(program.ending is None for program in self.programs.values())
@@ -342,9 +342,9 @@ class Sandbox:
 
     def _forget_worker(self) -> None:
         """Lets go of a worker that ended. The next guest is forked when it is asked for."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
             os.close(self._output)
 
     def _start_again(self, program: Program) -> None:

@@ -40,6 +40,8 @@ class Asked:
     shows: tuple[Show, ...]
     answer: Answer
     listen: Listen | None = None
+    begun: Sandbox | None = None
+    """The sandbox to be lent: the server wrote the request into its channel."""
     failed_once: bool = False
 
 
@@ -67,9 +69,14 @@ class Sandboxes:
         self._shares = Shares()
         self.all: dict[str, Sandbox] = {}
         self.by_key: dict[str, Sandbox] = {}
+        self._served = False
+        self._offered: set[str] = set()
+        """Handles of those that wait and that the server can reach by itself."""
         self.on_program_end: Callable[[Sandbox, Any], None] = lambda sandbox, program: None
         self.on_gone: Callable[[Sandbox], None] = lambda sandbox: None
         self.on_lent: Callable[[], None] = lambda: None
+        self.tell: Callable[[dict[str, Any], Sequence[socket.socket]], None] = lambda event, sockets: None
+        """Tells the server that is there."""
         ground.begin(Household(self._failed, self._zygotes.trim_soon, self._lives, self._inits, self._ours))
 
     def environment(self, name: str, details: dict[str, Any]) -> None:
@@ -80,18 +87,70 @@ class Sandboxes:
         self._environments[name] = details
 
     def create(self, shape: Shape, asked: Asked) -> None:
+        if (begun := asked.begun) is not None:
+            self._ready[begun.shape].remove(begun)
+            self._lend(begun, asked)
+            return
         shape = self._told(shape, single=asked.lease.single and not asked.lease.command)
         if not self._environments[shape.environment]["directories"]:
             self._ready.setdefault(shape, deque())
         for kind in (shape,) if shape.listen is None else (shape, replace(shape, listen=None)):
-            ready = self._ready.get(kind, ())
-            while ready:
-                sandbox = ready.popleft()
+            for sandbox in [each for each in self._ready.get(kind, ()) if each.handle not in self._offered]:
+                self._ready[kind].remove(sandbox)
                 if sandbox.waits():
                     self._lend(sandbox, asked)
                     return
         self._waiting.setdefault(shape, deque()).append(asked)
         self._make(shape)
+
+    def offer(self, sandbox: Sandbox) -> None:
+        """Gives the server an end of the channel of a worker that waits, by which a request passes without us.
+
+        From then on it is lent only where the server names it.
+        """
+        shape, channel = sandbox.shape, sandbox.channel
+        if not (self._served and shape.single and shape.listen is None and channel is not None and self._free(sandbox)):
+            return
+        with contextlib.suppress(OSError):  # else it is lent as others are
+            self.tell({"event": "ready", "handle": sandbox.handle, "shape": shape.told}, [channel.dup()])
+            self._offered.add(sandbox.handle)
+
+    def take_back(self, handle: str) -> Sandbox | None:
+        """Returns a sandbox that was offered and waits. The server has no end of its channel any more."""
+        if handle not in self._offered:
+            return None
+        self._offered.discard(handle)
+        sandbox = self.all[handle]
+        return sandbox if sandbox in self._ready.get(sandbox.shape, ()) else None
+
+    def settle(self, sandbox: Sandbox, *, begun: bool) -> None:
+        """Sees to a sandbox that was taken back and perhaps not lent: one that was ``begun`` is lent to nobody else."""
+        if sandbox.lease is None and begun:
+            sandbox.kill()
+        elif sandbox.lease is None:
+            self.offer(sandbox)
+
+    def met(self) -> None:
+        """Offers what waits to a server that has just come."""
+        self._served = True
+        for sandbox in [sandbox for ready in self._ready.values() for sandbox in ready]:
+            self.offer(sandbox)
+
+    def left(self) -> None:
+        """Ends what the server that has gone could reach: the next one is lent none of it."""
+        self._served = False
+        for handle in self._offered:
+            self.all[handle].kill()
+
+    def _withdraw(self, sandbox: Sandbox) -> None:
+        if sandbox.handle in self._offered:
+            self._offered.discard(sandbox.handle)
+            self.tell({"event": "unready", "handle": sandbox.handle, "shape": sandbox.shape.told}, ())
+
+    def _free(self, sandbox: Sandbox) -> bool:
+        """Returns whether it waits and was offered to nobody."""
+        waits = sandbox in self._ready.get(sandbox.shape, ()) and sandbox.waits()
+        return waits and sandbox.handle not in self._offered
 
     def prepare(self, shape: Shape, then: Callable[[Warmth], None]) -> None:
         """Make what sandboxes of this shape come from, and call ``then`` when it is there."""
@@ -135,6 +194,11 @@ class Sandboxes:
     def zygotes(self) -> int:
         return len(self._zygotes)
 
+    @property
+    def end_bound_s(self) -> float:
+        """Returns the seconds that it takes at most to end them all and to remove their traces."""
+        return 3.0 + 0.02 * len(self.all)
+
     def empty(self) -> bool:
         return not self.all and self._ground.empty()
 
@@ -158,6 +222,7 @@ class Sandboxes:
 
     def _forget_shape(self, shape: Shape) -> None:
         for sandbox in self._ready.pop(shape):
+            self._withdraw(sandbox)
             sandbox.kill()
 
     def _new_source(self, key: Key) -> Source:
@@ -220,6 +285,7 @@ class Sandboxes:
         else:
             self._ready.setdefault(sandbox.shape, deque()).append(sandbox)
             self._listen_ahead(sandbox)
+            self.offer(sandbox)
         self.refill()
 
     def _lend(self, sandbox: Sandbox, asked: Asked) -> None:
@@ -292,6 +358,7 @@ class Sandboxes:
             if sandbox in self._ready.get(sandbox.shape, ()):
                 self._ready[sandbox.shape].remove(sandbox)
             if sandbox.lease is None:
+                self._withdraw(sandbox)
                 self.discard(sandbox)
                 self.refill()
             else:
@@ -339,3 +406,11 @@ class Sandboxes:
 
 def _why(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"
+
+
+def told_whole(sandbox: Sandbox) -> bool:
+    """Returns whether the ending of a server's own single program carried all there is to know."""
+    lease = sandbox.lease
+    if not (sandbox.dead or sandbox.parting) or lease is None or not lease.single or lease.owner != "run":
+        return False
+    return all(program.is_small() for program in sandbox.programs.values())

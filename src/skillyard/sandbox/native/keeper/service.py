@@ -16,7 +16,7 @@ from skillyard.sandbox.native.keeper.loop import Loop, Timer
 from skillyard.sandbox.native.keeper.program import Caps, Program
 from skillyard.sandbox.native.keeper.request import Directory, Lease, Listen, Shape, Show, allowed
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
-from skillyard.sandbox.native.keeper.sandboxes import Asked, Sandboxes
+from skillyard.sandbox.native.keeper.sandboxes import Asked, Sandboxes, told_whole
 from skillyard.sandbox.native.keeper.spool import IN_MEMORY, Dropped
 
 LINGER_S = 4.0
@@ -59,6 +59,7 @@ class Service:
         self._leaves = loop.guarded(lambda _: self._leave_soon())
         sandboxes.on_program_end = self._program_ended
         sandboxes.on_gone = self._gone
+        sandboxes.tell = self._tell_soon
         loop.on_fault = self._tell_fault
         self._leave_soon()
 
@@ -75,6 +76,7 @@ class Service:
             self._leaving.cancel()
         self._era += 1
         connection.send({"event": "hello", "facts": self._facts})
+        self._sandboxes.met()
 
     def disconnected(self, connection: Connection) -> None:
         if connection is not self._server:
@@ -92,6 +94,7 @@ class Service:
                     sandbox.kill_program(program, "cancelled", "its server is gone")
         for follow in list(self._followed):
             self._unfollow(follow)
+        self._sandboxes.left()
         self._creating.clear()
         self._leave_soon()
 
@@ -126,6 +129,10 @@ class Service:
         if self._server is not None and number is not None and number[0] == self._era:
             self._server.send_with_next({"a": number[1], **fields})
 
+    def _tell_soon(self, event: Header, sockets: Sequence[socket.socket] = ()) -> None:
+        if self._server is not None:
+            self._server.send_with_next(event, sockets)
+
     def _do_environment(self, number: Number, header: Header, body: bytes) -> None:
         details = {"packages": header["packages"], "preload": header["preload"]}
         directories = tuple(Directory(**each) for each in header.get("directories", ()))
@@ -142,6 +149,17 @@ class Service:
         self._sandboxes.prepare(Shape(**header["shape"], listen=_listen(header["listen"])), there)
 
     def _do_create(self, number: Number, header: Header, body: bytes) -> None:
+        """Lends a sandbox: the one that was ``begun``, else any, as the one that the server gives back (``take``)."""
+        taken = self._sandboxes.take_back(header["take"])
+        if header["begun"] and taken is None:
+            raise Unknown("the sandbox ended before its program began")
+        try:
+            self._create(number, header, body, taken if header["begun"] else None)
+        finally:
+            if taken is not None:
+                self._sandboxes.settle(taken, begun=header["begun"])
+
+    def _create(self, number: Number, header: Header, body: bytes, begun: Sandbox | None) -> None:
         held = self._sandboxes.by_key.get(header["key"])
         if held is not None:
             self._answer(number, **_held(held))
@@ -161,8 +179,8 @@ class Service:
             told: dict[str, Any] = {"error": error} if sandbox is None else _held(sandbox)
             askers = self._creating.pop(header["key"], [])
             first = header["start"] if sandbox is not None and askers else None
-            begun = first is None or self._begins({**first, **told}, body)
-            soon = first is not None and begun and not sockets
+            started = first is None or self._begins({**first, **told, "begun": header["begun"]}, body)
+            soon = first is not None and started and not sockets
             for asker in askers:
                 if soon:
                     self._answer_with_next(asker, at=time.monotonic(), **told)
@@ -170,7 +188,7 @@ class Service:
                     self._answer(asker, sockets=sockets, **told)
                 sockets = ()
             close_all(sockets)
-            if first is not None and not begun:
+            if first is not None and not started:
                 self._tell_no_start({**first, **told})
             if sandbox is not None and not askers:
                 self._destroy(sandbox, lambda: None)
@@ -178,7 +196,7 @@ class Service:
         try:
             names = ("key", "owner", "single", "timeout_ms", "tenant", "command")
             lease = Lease(*(header[name] for name in names))
-            self._sandboxes.create(Shape(**header["shape"], listen=listen), Asked(lease, shows, answer, listen))
+            self._sandboxes.create(Shape(**header["shape"], listen=listen), Asked(lease, shows, answer, listen, begun))
         except Exception:
             self._creating.pop(header["key"], None)
             raise
@@ -382,7 +400,7 @@ class Service:
     def _do_stop(self, number: Number, header: Header, body: bytes) -> None:
         """End, unless tasks are held: ``kept`` says which, ``bound_s`` how long it may take."""
         kept = any(sandbox.lease is not None and sandbox.lease.owner == "task" for sandbox in self._sandboxes.survey())
-        self._answer(number, kept=kept, bound_s=end_bound_s(len(self._sandboxes.all)))
+        self._answer(number, kept=kept, bound_s=self._sandboxes.end_bound_s)
         if not kept:
             self._loop.running = False
 
@@ -403,9 +421,9 @@ class Service:
                     call()
             finally:
                 self._forget(sandbox)
-        elif _told_whole(sandbox):
-            if sandbox.parting and self._server is not None:
-                self._server.send_with_next({"event": "gone", "handle": sandbox.handle})
+        elif told_whole(sandbox):
+            if sandbox.parting:
+                self._tell_soon({"event": "gone", "handle": sandbox.handle})
             self._forget(sandbox)
 
     def _forget(self, sandbox: Sandbox) -> None:
@@ -439,7 +457,7 @@ class Service:
                 "sizes": sizes,
                 "inline": inline,
                 "firsts": firsts,
-                "gone": sandbox.dead and _told_whole(sandbox),
+                "gone": sandbox.dead and told_whole(sandbox),
                 "parting": sandbox.parting,
             },
             body,
@@ -478,16 +496,3 @@ def _held(sandbox: Sandbox) -> Header:
 
 def _listen(asked: dict[str, Any] | None) -> Listen | None:
     return None if asked is None else Listen(tuple(asked["streams"]), tuple(asked["datagrams"]))
-
-
-def _told_whole(sandbox: Sandbox) -> bool:
-    """Whether the ending of a server's own single program carried all there is to know."""
-    lease = sandbox.lease
-    if not (sandbox.dead or sandbox.parting) or lease is None or not lease.single or lease.owner != "run":
-        return False
-    return all(program.is_small() for program in sandbox.programs.values())
-
-
-def end_bound_s(sandboxes: int) -> float:
-    """Seconds that a keeper takes at most to end them all and to remove their traces."""
-    return 3.0 + 0.02 * sandboxes
