@@ -138,7 +138,7 @@ async def test_a_launch_is_told_of_while_its_program_runs(ground: Ground, single
 async def test_a_launch_that_is_given_up_leaves_nothing(ground: Ground) -> None:
     backend, mark = ground.backend, fresh("given-up")
     assert isinstance(backend, NativeBackend)
-    source = "import subprocess\ndef main(args): subprocess.run(['sleep', '600', '" + mark + "'])"
+    source = f"import subprocess\ndef main(args): subprocess.run(['sh', '-c', 'sleep 600; true {mark}'])"
     spec = await ground.spec(LIMITS, single=True)
     for pause_s in (0, 0.002, 0.01, 0.03):
         launching = asyncio.create_task(backend.launch(spec, fresh("key"), Start(code(source), "p", 60_000)))

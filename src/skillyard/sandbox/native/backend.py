@@ -179,10 +179,7 @@ class NativeBackend:
                 comes=lambda answer: self._made(link, answer, first),
                 unwanted=lambda late: self._unwanted(link, late),
             )
-            if ready is not None and request and not ready.give(request):
-                self._gives = False  # the channels of this host are small
-                asked.cancel()
-                raise SandboxGone("the request did not fit into the channel")
+            taken = ready.give(request) if ready is not None and request else 0
         finally:
             if ready is not None:
                 ready.channel.close()
@@ -196,6 +193,10 @@ class NativeBackend:
             raise SandboxGone(answer["gone"])
         if "handle" not in answer:
             raise SandboxFault(f"no sandbox could be made: {answer['error']}")
+        if taken < len(request):
+            self._gives = taken == 0
+            await self.destroy(answer["handle"])
+            raise SandboxGone("its channel did not take the request")
         held = self._sandboxes[answer["handle"]]
         if spec.egress is not None:
             await self._plug_in(link, held, spec.egress, answer.get("sockets", ()))

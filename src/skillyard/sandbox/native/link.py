@@ -69,16 +69,19 @@ class Ready(NamedTuple):
     handle: str
     channel: socket.socket
 
-    def give(self, request: bytes) -> bool:
-        """Writes the whole request of its guest, and closes our end. Returns False where not all of it was taken."""
+    def give(self, request: bytes) -> int:
+        """Writes the request of its guest, and closes our end.
+
+        Returns how many bytes were taken: fewer in a small channel, none where the worker has ended.
+        """
         with self.channel as channel:
             try:
-                if channel.send(request, socket.MSG_DONTWAIT) < len(request):
-                    return False
-                channel.shutdown(socket.SHUT_WR)
+                taken = channel.send(request, socket.MSG_DONTWAIT)
+                if taken == len(request):
+                    channel.shutdown(socket.SHUT_WR)
             except OSError:
-                return False
-        return True
+                return 0
+        return taken
 
 
 class _Asked(NamedTuple):

@@ -28,6 +28,12 @@ class Slow:
         self.looks -= 1
         return [object()] if self.looks >= 0 else []
 
+    def met(self) -> None:
+        """Has nothing to offer to a server."""
+
+    def left(self) -> None:
+        """Has offered nothing."""
+
 
 def run(loop: Loop) -> bool:
     """Returns whether the loop ended by itself."""

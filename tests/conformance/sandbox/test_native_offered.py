@@ -1,0 +1,205 @@
+"""Sandboxes that wait are offered to the server, which hands a request to their worker without the keeper."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skillyard.config.backends import NativeSettings
+from skillyard.domain.sandbox.spec import Guest, Start
+from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.record import Outcome
+from skillyard.ipc.channel import is_quiet
+from skillyard.sandbox.native.backend import NativeBackend
+from skillyard.sandbox.native.link import Link, Ready
+from skillyard.testing.sandbox_suite import Ground
+from skillyard.testing.sandbox_suite.ground import code, done, fresh, processes
+
+pytestmark = [pytest.mark.anyio, pytest.mark.ordinary]
+READY = 2
+LENGTH = "def main(args): return {'length': len(args['text'])}"
+
+
+@pytest.fixture
+async def ground(tmp_path: Path) -> AsyncIterator[Ground]:
+    backend = NativeBackend(tmp_path / "run", NativeSettings(ready=READY))
+    if not (found := await backend.probe()).ready:
+        await backend.close()
+        pytest.skip(found.facts["why"])
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    ground = Ground(backend, scratch)
+    try:
+        sandbox = await backend.create(await ground.spec(single=True), fresh("key"))
+        if sandbox.made != "made in C":
+            pytest.skip("without the compiled part no sandbox is for one program alone")
+        await backend.destroy(sandbox.handle)
+        yield ground
+    finally:
+        await backend.close()
+
+
+def native(ground: Ground) -> NativeBackend:
+    assert isinstance(ground.backend, NativeBackend)
+    return ground.backend
+
+
+def link_of(ground: Ground) -> Link:
+    link = native(ground)._link
+    assert link is not None
+    return link
+
+
+async def offered(link: Link, least: int = READY) -> dict[str, socket.socket]:
+    """Returns what the keeper offered, by handle, once it is so much."""
+    async with asyncio.timeout(60):
+        while sum(map(len, link._ready.values())) < least:
+            await asyncio.sleep(0.01)
+    return {handle: end for ready in link._ready.values() for handle, end in ready.items()}
+
+
+async def launched(ground: Ground, guest: Guest, limits: Limits | None = None) -> tuple[str, dict[str, Any]]:
+    """Returns the handle of a sandbox that was launched, and what its program gave."""
+    spec = await ground.spec(*(() if limits is None else (limits,)), single=True)
+    sandbox = (await native(ground).launch(spec, fresh("key"), Start(guest, "p", 60_000))).sandbox
+    got = await done(await sandbox.start(guest, id="p"))
+    await native(ground).destroy(sandbox.handle)
+    assert got.ending.outcome is Outcome.EXIT, got
+    return sandbox.handle, {"channel": got.channel}
+
+
+@contextmanager
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, bool, int]]]:
+    """Yields which sandbox each create named, whether it was begun, and the bytes that went to the keeper."""
+    told: list[tuple[str, bool, int]] = []
+    ask = Link.ask
+
+    def listen(link: Link, header: dict[str, Any], body: bytes = b"", **how: Any) -> Any:
+        if header["op"] == "create":
+            told.append((header["take"], header["begun"], len(body)))
+        return ask(link, header, body, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Link, "ask", listen)
+        yield told
+
+
+@pytest.mark.parametrize("size", [1, 60_000, 200_000])
+async def test_a_request_comes_whole(ground: Ground, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    for _ in range(3):
+        known = await offered(link_of(ground))
+        with asked(monkeypatch) as told:
+            handle, got = await launched(ground, code(LENGTH, {"text": "x" * size}))
+        assert b'"length":%d' % size in got["channel"]
+        ((named, begun, passed),) = told
+        assert named == handle in known
+        assert (begun, passed == 0) == ((size < 64 * 1024),) * 2
+
+
+async def test_a_program_begins_while_the_keeper_stands_still(ground: Ground) -> None:
+    await offered(link_of(ground))
+    (keeper,) = processes(str(native(ground)._run_dir))
+    mark = fresh("alone")
+    guest = code(f"import subprocess\ndef main(args): subprocess.run(['sh', '-c', 'sleep 600; true {mark}'])")
+    spec = await ground.spec(single=True)
+    os.kill(keeper, signal.SIGSTOP)
+    try:
+        launching = asyncio.create_task(native(ground).launch(spec, fresh("key"), Start(guest, "p", 60_000)))
+        async with asyncio.timeout(60):
+            while not processes(mark):
+                await asyncio.sleep(0.01)
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    sandbox = (await launching).sandbox
+    process = await sandbox.process("p")
+    await process.kill("enough")
+    assert (await process.wait()).outcome is Outcome.CANCELLED
+    await native(ground).destroy(sandbox.handle)
+    assert processes(mark) == []
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def test_one_whose_worker_was_killed_is_passed_over(ground: Ground) -> None:
+    (keeper,) = processes(str(native(ground)._run_dir))
+    for _ in range(3):
+        known = await offered(link_of(ground))
+        firsts = [pid for pid in children(keeper) if Path(f"/proc/{pid}/comm").read_text().strip() == "first"]
+        workers = [worker for first in firsts for worker in children(first)]
+        assert len(workers) >= READY
+        for worker in workers:
+            os.kill(worker, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while any(end.fileno() >= 0 and is_quiet(end) for end in known.values()):
+                await asyncio.sleep(0)
+        handle, got = await launched(ground, code(LENGTH, {"text": "abc"}))
+        assert b'"length":3' in got["channel"]
+        assert handle not in known
+
+
+async def test_a_channel_that_takes_little_is_used_no_more(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    for end in (await offered(link_of(ground))).values():
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+    with asked(monkeypatch) as told:
+        for _ in range(3):
+            _, got = await launched(ground, code(LENGTH, {"text": "x" * 60_000}))
+            assert b'"length":60000' in got["channel"], "it is not begun twice, nor with a part of its request"
+    assert [begun for _, begun, _ in told] == [True, False, False, False]
+    assert await native(ground).survey() == []
+
+
+async def test_what_a_server_could_reach_ends_with_it(ground: Ground) -> None:
+    """A server that was killed may have written a request, and nobody knows of it."""
+    link = link_of(ground)
+    known = await offered(link)
+    kept = [end.dup() for end in known.values()]
+    link.close()
+    handle, got = await launched(ground, code(LENGTH, {"text": "abc"}))
+    assert b'"length":3' in got["channel"]
+    assert handle not in known
+    for end in kept:
+        with end:
+            end.settimeout(60)
+            assert end.recv(1) == b"", "its worker is gone"
+    assert not known.keys() & (await offered(link_of(ground))).keys()
+
+
+async def test_a_shape_that_nobody_asks_for_is_withdrawn(ground: Ground) -> None:
+    link = link_of(ground)
+    known = await offered(link)
+    for number in range(6):
+        await launched(ground, code(LENGTH, {"text": "abc"}), Limits(memory_mb=128 + number))
+    async with asyncio.timeout(60):
+        while known.keys() & (await offered(link, 0)).keys():
+            await asyncio.sleep(0.01)
+    _, got = await launched(ground, code(LENGTH, {"text": "abc"}))
+    assert b'"length":3' in got["channel"]
+
+
+async def test_a_keeper_that_is_faster_than_the_server_waits(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keeper hears of the program before its request was written."""
+    link, give, given = link_of(ground), Ready.give, list[int]()
+    await offered(link)
+
+    def late(ready: Ready, request: bytes) -> int:
+        assert select.select([link._channel._sock], [], [], 60)[0], "the keeper has answered"
+        given.append(give(ready, request))
+        return given[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ready, "give", late)
+        _, got = await launched(ground, code(LENGTH, {"text": "abc"}))
+    assert b'"length":3' in got["channel"]
+    assert len(given) == 1
+    assert given[0] > 0
