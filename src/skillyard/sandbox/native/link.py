@@ -116,7 +116,7 @@ class Link:
         self._followings: dict[int, Following] = {}
         self._asked: dict[int, _Asked] = {}
         self._ready: dict[frozenset[tuple[str, Any]], dict[str, socket.socket]] = {}
-        """What the keeper offered, by shape and handle."""
+        """Ends of channels of sandboxes that the keeper offered, by shape and handle."""
         self._hello: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.ended = asyncio.Event()
         """Set when the connection is over: a keeper that was told to stop has ended then."""

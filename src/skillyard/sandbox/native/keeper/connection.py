@@ -51,7 +51,7 @@ class Connection:
             self._flush()
 
     def send_with_next(self, header: Header, sockets: Sequence[socket.socket] = ()) -> None:
-        """Sends as :meth:`send` does, together with the next frame, or when none comes within WITH_NEXT_S."""
+        """Sends as :meth:`send` does, with the next frame or after WITH_NEXT_S without one."""
         if not self.open:
             close_all(sockets)
             return

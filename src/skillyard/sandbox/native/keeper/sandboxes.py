@@ -104,9 +104,9 @@ class Sandboxes:
         self._make(shape)
 
     def offer(self, sandbox: Sandbox) -> None:
-        """Gives the server an end of the channel of a worker that waits, by which a request passes without us.
+        """Gives the server an end of the channel of a worker that waits.
 
-        From then on it is lent only where the server names it.
+        A request passes there without us, so that it is lent only where the server names it.
         """
         shape, channel = sandbox.shape, sandbox.channel
         if not (self._served and shape.single and shape.listen is None and channel is not None and self._free(sandbox)):
@@ -124,7 +124,7 @@ class Sandboxes:
         return sandbox if sandbox in self._ready.get(sandbox.shape, ()) else None
 
     def settle(self, sandbox: Sandbox, *, begun: bool) -> None:
-        """Sees to a sandbox that was taken back and perhaps not lent: one that was ``begun`` is lent to nobody else."""
+        """Offers a sandbox again that was taken back and not lent; one that was ``begun`` ends."""
         if sandbox.lease is None and begun:
             sandbox.kill()
         elif sandbox.lease is None:

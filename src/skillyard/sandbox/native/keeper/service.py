@@ -149,7 +149,7 @@ class Service:
         self._sandboxes.prepare(Shape(**header["shape"], listen=_listen(header["listen"])), there)
 
     def _do_create(self, number: Number, header: Header, body: bytes) -> None:
-        """Lends a sandbox: the one that was ``begun``, else any, as the one that the server gives back (``take``)."""
+        """Lends the sandbox that was ``begun``, or any, as that which the server gives back."""
         taken = self._sandboxes.take_back(header["take"])
         if header["begun"] and taken is None:
             raise Unknown("the sandbox ended before its program began")
