@@ -127,3 +127,25 @@ def test_a_program_waits_for_the_one_reader_of_its_output(tmp_path: Path) -> Non
     writer.join()
     assert taken == total
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_guest_that_is_done_is_heard_though_nobody_read(tmp_path: Path) -> None:
+    """It waits for its end, which nobody would bring it before the server reads on."""
+    loop, done = Loop(), list[Program]()
+    program = Program(loop, "p", str(tmp_path), Caps(MIB, 4 << 30), lambda _, why: None)
+    program.on_done = done.append
+    ours, theirs = socket.socketpair()
+    total = UNREAD + 64 * 1024
+
+    def write() -> None:
+        theirs.sendall(b"x" * total + DONE)
+        theirs.shutdown(socket.SHUT_WR)
+
+    program.talk(ours, b"")
+    guest = threading.Thread(target=write)
+    guest.start()
+    turn(loop, lambda: bool(done))
+    guest.join(10)
+    assert program.spools["channel"].length == total
+    theirs.close()
+    program.drop()

@@ -212,7 +212,7 @@ class Program:
         return self.spools["channel"].length - self._taken
 
     def _watch_channel(self) -> None:
-        """Watches the channel unless it is paused: its end would be told again and again."""
+        """Watches the channel unless it is paused."""
         if self._channel is not None and not self._paused:
             self._loop.watch(self._channel.fileno(), READ | (WRITE if self._pending else 0), self._channel_ready)
 
@@ -229,7 +229,8 @@ class Program:
             self._drain(self._channel.fileno(), "channel", _PIECES_A_TURN)
         if self._channel is not None and self._unread() > UNREAD:
             self._paused = True
-            self._loop.forget(self._channel.fileno())
+            # A writer that is done waits for its end: what is left then fits into the socket, and is taken all the same.
+            self._loop.watch(self._channel.fileno(), 0, self._channel_ready)
 
     def _close_stdin(self) -> None:
         if self._channel is not None:
