@@ -229,7 +229,7 @@ class Program:
             self._drain(self._channel.fileno(), "channel", _PIECES_A_TURN)
         if self._channel is not None and self._unread() > UNREAD:
             self._paused = True
-            # A writer that is done waits for its end: what is left then fits into the socket, and is taken all the same.
+            # A writer that is done waits for its end: what is left then fits into the socket, and is taken.
             self._loop.watch(self._channel.fileno(), 0, self._channel_ready)
 
     def _close_stdin(self) -> None:
