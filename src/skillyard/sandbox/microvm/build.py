@@ -26,7 +26,7 @@ from skillyard.sandbox.microvm.image import INITIAL, KERNEL, MANIFEST, ROOT, wri
 
 PACKAGES = (
     "python3", "bash", "dash", "coreutils", "grep", "sed", "findutils", "procps", "util-linux", "mount",
-    "mawk", "tar", "gzip", "diffutils", "ca-certificates",
+    "mawk", "tar", "gzip", "diffutils", "ca-certificates", "tzdata",
 )  # fmt: skip
 """Packages of a root that is not given."""
 KERNEL_PACKAGE, BUSYBOX_PACKAGE = "linux-image-cloud-amd64", "busybox-static"

@@ -212,9 +212,13 @@ class Program:
         return self.spools["channel"].length - self._taken
 
     def _watch_channel(self) -> None:
-        """Watches the channel unless it is paused."""
-        if self._channel is not None and not self._paused:
-            self._loop.watch(self._channel.fileno(), READ | (WRITE if self._pending else 0), self._channel_ready)
+        """Watches the channel; of one that is paused the end alone.
+
+        A writer that is done waits for its end. What it left then fits into the socket, and is taken.
+        """
+        if self._channel is not None:
+            events = 0 if self._paused else READ | (WRITE if self._pending else 0)
+            self._loop.watch(self._channel.fileno(), events, self._channel_ready)
 
     def _watch_input(self, fd: int, wanted: bool) -> None:
         if self._channel is not None:
@@ -229,8 +233,7 @@ class Program:
             self._drain(self._channel.fileno(), "channel", _PIECES_A_TURN)
         if self._channel is not None and self._unread() > UNREAD:
             self._paused = True
-            # A writer that is done waits for its end: what is left then fits into the socket, and is taken.
-            self._loop.watch(self._channel.fileno(), 0, self._channel_ready)
+            self._watch_channel()
 
     def _close_stdin(self) -> None:
         if self._channel is not None:
