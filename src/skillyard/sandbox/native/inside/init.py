@@ -279,9 +279,9 @@ def serve_guest(spared: frozenset[int], *, waits: bool = False) -> None:
     """
     guest.reseed()
     guest.serve(CHANNEL_FD, CHANNEL_FD, STACK_FD, spared)
-    _say_done()
+    heard = _say_done()
     try:
-        if waits:
+        if waits and heard:
             _pause()  # also a signal that is handled ends it, as the one that asks for the last stack
     finally:
         _exit(0)
@@ -308,17 +308,18 @@ def _say_broken(error: BaseException) -> None:
     os.write(2, f"the program could not be started: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
 
 
-def _say_done() -> None:
-    """Says so before this process is torn down, which takes longer than many a run.
+def _say_done() -> bool:
+    """Says so before this process is torn down; returns whether it could.
 
     shutdown(2) reaches every copy of the descriptor, so a child that was left behind cannot hold the channel open.
     """
-    channel = socket.socket(fileno=CHANNEL_FD)
     try:
+        channel = socket.socket(fileno=CHANNEL_FD)
         channel.sendall(DONE)
         channel.shutdown(socket.SHUT_WR)
     except OSError:
-        return  # the keeper has let go already
+        return False  # the keeper has let go already, or the program closed it
+    return True
 
 
 def _arrange(fds: tuple[int, ...]) -> None:

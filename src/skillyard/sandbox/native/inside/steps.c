@@ -28,7 +28,7 @@ enum { SYSCALL, FORK_ONCE, GROW_STACK, DROP_BOUNDING, LAST };     /* form.py: th
 enum { NUMBER, BYTES, SLOT, GIVEN, FILTER, PATCHED };
 enum { ENDED, INIT, FAILED = -1 };
 enum { MOST_WORDS = 16, OURS = 6, HIGH = 64, LATER_CLOSED = 4 };
-enum { SLACK = 1 << 16, BROKEN_STATUS = 125, WORKERS = 5, CHANNEL = 3, DONE = 5 }; /* walls.py, init.py */
+enum { SLACK = 1 << 16, BROKEN_STATUS = 125, WORKERS = 5, CHANNEL = 3, DONE = 5, MOST_WAIT_MS = 10000 }; /* walls.py, init.py */
 
 #ifdef SOURCE
 /* The keeper compares it with this file: a library of another source is not used. */
@@ -428,11 +428,13 @@ static __attribute__((noreturn)) void become_worker(int waits)
     static const char broken[] = "the program could not be started\n", done[DONE] = "Z";
     now.python->after_fork();
     if (be_child(now.made) == 0 && now.python->call(now.python->worker)) {
-        while (send(CHANNEL, done, sizeof done, MSG_NOSIGNAL) < 0 && errno == EINTR)
+        ssize_t said;
+        while ((said = send(CHANNEL, done, sizeof done, MSG_NOSIGNAL)) < 0 && errno == EINTR)
             continue;
-        shutdown(CHANNEL, SHUT_WR); /* in each copy that a child holds too */
-        if (waits)
-            pause(); /* also a signal that is handled ends it, as the one that asks for the last stack */
+        /* In each copy that a child holds too. A program that closed the channel, or has another in its place, is not
+         * heard. A signal that is handled ends the wait, as the one that asks for the last stack. */
+        if (shutdown(CHANNEL, SHUT_WR) == 0 && said == sizeof done && waits)
+            poll(NULL, 0, MOST_WAIT_MS);
         _exit(0);
     }
     (void)!write(STDERR_FILENO, broken, sizeof broken - 1);

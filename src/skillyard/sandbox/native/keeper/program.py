@@ -214,7 +214,7 @@ class Program:
     def _watch_channel(self) -> None:
         """Watches the channel; of one that is paused the end alone.
 
-        A writer that is done waits for its end. What it left then fits into the socket, and is taken.
+        A done writer sleeps until it is ended. The rest then fits into the socket, and is taken.
         """
         if self._channel is not None:
             events = 0 if self._paused else READ | (WRITE if self._pending else 0)
