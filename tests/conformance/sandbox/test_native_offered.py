@@ -183,6 +183,7 @@ async def test_a_shape_that_nobody_asks_for_is_withdrawn(ground: Ground) -> None
     async with asyncio.timeout(60):
         while known.keys() & (await offered(link, 0)).keys():
             await asyncio.sleep(0.01)
+    assert all(link._ready.values()), "a shape goes with its last offer"
     _, got = await launched(ground, code(LENGTH, {"text": "abc"}))
     assert b'"length":3' in got["channel"]
 

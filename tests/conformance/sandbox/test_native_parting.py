@@ -114,7 +114,7 @@ def _keeper(ground: Ground) -> int:
 
 
 def _parent(pid: int) -> int:
-    """Returns 0 where there is no such process."""
+    """Returns the parent of a process, or 0 of one that is gone."""
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return 0

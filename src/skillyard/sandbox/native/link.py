@@ -196,13 +196,22 @@ class Link:
 
     def take(self, shape: Header) -> Ready | None:
         """Returns a sandbox of a shape that waits. Its channel is the caller's to close."""
-        waiting = self._ready.get(frozenset(shape.items()))
-        while waiting:
-            ready = Ready(handle := next(iter(waiting)), waiting.pop(handle))
-            if is_quiet(ready.channel):
+        key = frozenset(shape.items())
+        while waiting := self._ready.get(key):
+            ready = self._withdraw(key, next(iter(waiting)))
+            if ready is not None and is_quiet(ready.channel):
                 return ready
-            ready.channel.close()
+            if ready is not None:
+                ready.channel.close()
         return None
+
+    def _withdraw(self, key: frozenset[tuple[str, Any]], handle: str) -> Ready | None:
+        """Drops an offer, and its shape with the last one: callers choose shapes without end."""
+        waiting = self._ready.get(key, {})
+        channel = waiting.pop(handle, None)
+        if not waiting:
+            self._ready.pop(key, None)
+        return None if channel is None else Ready(handle, channel)
 
     def forget(self, number: int) -> bool:
         """Drops a following; returns whether it was there."""
@@ -235,8 +244,8 @@ class Link:
         elif header.get("event") == "ready":
             self._ready.setdefault(frozenset(header["shape"].items()), {})[str(header["handle"])] = sockets.pop()
         elif header.get("event") == "unready":
-            withdrawn = self._ready.get(frozenset(header["shape"].items()), {}).pop(str(header["handle"]), None)
-            sockets += [withdrawn] if withdrawn is not None else []
+            withdrawn = self._withdraw(frozenset(header["shape"].items()), str(header["handle"]))
+            sockets += [withdrawn.channel] if withdrawn is not None else []
         elif header.get("event") == "gone":
             self._on_gone(str(header["handle"]))
         elif header.get("event") == "fault":

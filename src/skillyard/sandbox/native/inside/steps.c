@@ -28,7 +28,8 @@ enum { SYSCALL, FORK_ONCE, GROW_STACK, DROP_BOUNDING, LAST };     /* form.py: th
 enum { NUMBER, BYTES, SLOT, GIVEN, FILTER, PATCHED };
 enum { ENDED, INIT, FAILED = -1 };
 enum { MOST_WORDS = 16, OURS = 6, HIGH = 64, LATER_CLOSED = 4 };
-enum { SLACK = 1 << 16, BROKEN_STATUS = 125, WORKERS = 5, CHANNEL = 3, DONE = 5, MOST_WAIT_MS = 10000 }; /* walls.py, init.py */
+enum { SLACK = 1 << 16, BROKEN_STATUS = 125, WORKERS = 5, CHANNEL = 3, DONE = 5 }; /* walls.py, init.py */
+enum { MOST_WAIT_MS = 10000 }; /* of a worker that is done: its keeper answers within milliseconds */
 
 #ifdef SOURCE
 /* The keeper compares it with this file: a library of another source is not used. */
