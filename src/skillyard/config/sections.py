@@ -133,6 +133,11 @@ class Sections(Section):
     profiles: Profiles = Field(default_factory=dict)
     environments: Environments = Field(default_factory=lambda: with_bundled({}))
 
+    def of_backend(self, name: str) -> str:
+        """Returns the settings of a backend as a text, without secrets; empty where it has none."""
+        section = getattr(self, "native" if name == "landlock" else name, None)
+        return section.model_dump_json() if isinstance(section, Section) else ""
+
     def on_demand(self) -> dict[str, Section]:
         """Returns the sections of a runtime that makes no sandbox ahead."""
         return {"native": self.native.changed(ready=0)}

@@ -135,7 +135,7 @@ class App:
         self.tasks = Tasks()
         self._background = Tasks()
         self.active = ActiveRuns()
-        self.backends = Backends(ports.backends, config.policy)
+        self.backends = Backends(ports.backends, config.policy, config.of_backend)
         self.admission = Admission(config.admission)
         most = config.admission.tasks_live
         each = int(most * (1 - config.admission.reserve)) or 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +18,14 @@ from skillyard.ports.sandbox import Backend, Imaged, Launching, Sandbox
 class Offer:
     """A backend that was probed, and the policy's verdict on it.
 
-    ``revision`` names what its sandboxes are made of here: versions, image and walls. Another one means that sandboxes
-    made before are out of date.
+    ``revision`` names what its sandboxes are made of here: versions, image, walls and ``settings``. Another one means
+    that sandboxes made before are out of date.
     """
 
-    def __init__(self, backend: Backend, probe: Probe, demand: Demand) -> None:
+    def __init__(self, backend: Backend, probe: Probe, demand: Demand, settings: str = "") -> None:
         self.name = backend.name
-        self.revision = _revision(probe)
+        self.settings = settings
+        self.revision = _revision(probe, settings)
         self.backend = backend
         self.probe = probe
         self.demand = demand
@@ -73,7 +74,7 @@ class Offer:
 
     def demanding(self, names: frozenset[str]) -> Offer:
         """Returns the same backend for a run that must have these guarantees and walls, too."""
-        return Offer(self.backend, self.probe, replace(self.demand, named=self.demand.named | names))
+        return Offer(self.backend, self.probe, replace(self.demand, named=self.demand.named | names), self.settings)
 
     def _found(self, enforced: Mapping[str, str]) -> dict[str, Protection]:
         """The levels of a sandbox, with the words of the probe."""
@@ -87,9 +88,11 @@ class Offer:
 class Backends:
     """Each backend by its name. One is probed when it is first needed, and once."""
 
-    def __init__(self, backends: Mapping[str, Backend], policy: PolicySettings) -> None:
-        """Raises InvalidInput when policy names an isolation that has no backend."""
-        self._backends = dict(backends)
+    def __init__(
+        self, backends: Mapping[str, Backend], policy: PolicySettings, settings: Callable[[str], str] = lambda _: ""
+    ) -> None:
+        """``settings`` tells those of a backend. Raises InvalidInput where policy names an isolation without one."""
+        self._backends, self._settings = dict(backends), settings
         self._ranked = _ranked(backends.values())
         self._policy = policy
         self._offers: dict[str, Offer] = {}
@@ -226,7 +229,7 @@ class Backends:
         """Compare what a backend offers with what policy demands, and keep the verdict."""
         policy = self._policy
         demand = Demand(policy.kernel_only, policy.allow_degraded | backend.nature.without, policy.demand)
-        offer = self._offers[backend.name] = Offer(backend, probe, demand)
+        offer = self._offers[backend.name] = Offer(backend, probe, demand, self._settings(backend.name))
         if backend.name == policy.isolation:
             self._default = offer
         return offer
@@ -253,8 +256,8 @@ def _ranked(backends: Iterable[Backend]) -> list[Backend]:
     return [backend for _, backend in sorted(ranks, key=lambda found: found[0])]
 
 
-def _revision(probe: Probe) -> str:
-    made_of = [probe.backend, sorted(probe.facts.items()), sorted(probe.enforced().items())]
+def _revision(probe: Probe, settings: str) -> str:
+    made_of = [probe.backend, sorted(probe.facts.items()), sorted(probe.enforced().items()), settings]
     return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
 
 

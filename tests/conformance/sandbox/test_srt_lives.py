@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -148,6 +149,21 @@ async def test_both_roots_are_honoured_and_a_file_of_settings_is_taken(tmp_path:
         await ground.run(WAIT)
     assert list((tmp_path / "runs").iterdir()) == []
     await backend.close()
+
+
+async def test_a_changed_file_of_settings_is_told_by_the_probe(tmp_path: Path) -> None:
+    """Sandboxes of sessions are made anew then: what they were made of is another revision."""
+    file = tmp_path / "srt.json"
+    told = []
+    for denied in ([], ["/etc/ssl"], []):
+        files = {"denyRead": denied, "allowWrite": [], "denyWrite": []}
+        file.write_text(json.dumps({"network": {"allowedDomains": [], "deniedDomains": []}, "filesystem": files}))
+        backend = srt_ground.backend(tmp_path / "srt", settings_mode="file", settings_path=file)
+        probe = await backend.probe()
+        await backend.close()
+        assert probe.ready, probe.facts
+        told.append(probe.facts)
+    assert told[0] == told[2] != told[1]
 
 
 async def test_another_version_is_refused_by_name(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ finds the sandboxes of an earlier one there.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import os
 import secrets
 import socket
@@ -85,6 +87,8 @@ class SrtBackend:
         facts: dict[str, str] = {}
         try:
             facts = (await self._found()).versions
+            written = json.dumps(settings(self._ours, stage.WRAPPER), sort_keys=True)
+            facts = {**facts, "srt_settings": hashlib.sha256(written.encode()).hexdigest()}  # a file may be changed
             with closing(socket.create_server(("127.0.0.1", 0))) as listener, tempfile.NamedTemporaryFile() as canary:
                 Path(canary.name).chmod(0o644)
                 words = (str(listener.getsockname()[1]), canary.name, str(os.getpid()))

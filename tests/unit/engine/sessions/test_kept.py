@@ -276,6 +276,22 @@ async def test_a_session_of_another_revision_gets_a_new_sandbox_at_its_next_call
     assert len(rig.backend.held) == 1
 
 
+async def test_another_setting_of_the_backend_is_another_revision(rig: Rig) -> None:
+    """Also one that its probe does not tell of. Rotating a key is none."""
+    rig.backend.name = "e2b"
+    rig.extra["probe"] = replace(rig.extra["probe"], backend="e2b")
+    rig.configure(policy={"isolation": "e2b"})
+    made = []
+    changes: list[dict[str, Any]] = [{}, {"e2b": {"template": "a"}}, {"native": {"ready": 7}}, {"e2b": {"max_ttl_s": 300}}]
+    for change in changes:
+        rig.configure(**change)
+        assert (await run_cmd(rig))["status"] == "succeeded"
+        (session,), (told,) = await live(rig), await listed(rig)
+        made.append((session.sandboxes, told["revision"]))
+    assert [sandboxes for sandboxes, _ in made] == [1, 2, 2, 3]
+    assert len({revision for _, revision in made}) == 3
+
+
 async def test_a_run_for_one_life_of_a_session_begins_in_no_other(rig: Rig) -> None:
     await run_cmd(rig)
     (session,) = await live(rig)
