@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from skillyard.sandbox.registry import BACKENDS
 
+ROOT = Path(__file__).parents[3]
+EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+    "optional-dependencies"
+]
 CLIENTS = ("e2b", "opensandbox", "connectrpc", "httpx", "docker", "aiodocker", "qemu")
 _SERVER = "import skillyard.faces.serve, skillyard.runtime, skillyard.wiring, skillyard.faces.cli.main"
 _BACKEND = """
@@ -42,5 +51,36 @@ def test_an_import_would_be_seen() -> None:
 
 
 def test_each_backend_with_a_client_has_an_extra_of_its_name() -> None:
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8"))["project"]
-    assert {"e2b", "oci", "opensandbox"} <= project["optional-dependencies"].keys()
+    assert {"e2b", "oci", "opensandbox"} <= EXTRAS.keys()
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_the_extras_are_locked_together(extra: str) -> None:
+    """Where these tests run all that is locked is installed, so that no version of one excludes another."""
+    pins = re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements/dev.txt").read_text("utf-8"), re.MULTILINE)
+    locked = {canonicalize_name(name): version for name, version in pins}
+    for text in EXTRAS[extra]:
+        wanted = Requirement(text)
+        assert wanted.specifier.contains(locked[canonicalize_name(wanted.name)]), text
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_extras_are_installed_together(tmp_path: Path) -> None:
+    """Into an environment of their own, from an index. A resolver that cannot takes a much older one without a word."""
+    wanted = f"{ROOT}[{','.join(EXTRAS)}]"
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=120)
+    python = str(tmp_path / "venv/bin/python")
+    pip = (python, "-m", "pip", "--disable-pip-version-check")
+    done = subprocess.run([*pip, "install", "-q", wanted], capture_output=True, text=True, timeout=480)
+    if done.returncode and "No matching distribution" in done.stderr:
+        pytest.skip("there is no index of packages")
+    assert done.returncode == 0, done.stderr
+    assert subprocess.run([*pip, "check"], capture_output=True, text=True, timeout=60).stdout.startswith("No broken")
+    told = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
+    found = json.loads(subprocess.run([python, "-I", "-c", told], capture_output=True, check=True, timeout=60).stdout)
+    for text in itertools.chain.from_iterable(EXTRAS.values()):
+        asked = Requirement(text)
+        assert asked.specifier.contains(found[asked.name]), text
+    clients = "import e2b, opensandbox, qemu.qmp, skillyard.wiring"
+    subprocess.run([python, "-I", "-c", clients], check=True, timeout=60, cwd=tmp_path)

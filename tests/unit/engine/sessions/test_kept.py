@@ -282,7 +282,12 @@ async def test_another_setting_of_the_backend_is_another_revision(rig: Rig) -> N
     rig.extra["probe"] = replace(rig.extra["probe"], backend="e2b")
     rig.configure(policy={"isolation": "e2b"})
     made = []
-    changes: list[dict[str, Any]] = [{}, {"e2b": {"template": "a"}}, {"native": {"ready": 7}}, {"e2b": {"max_ttl_s": 300}}]
+    changes: list[dict[str, Any]] = [
+        {},
+        {"e2b": {"template": "a"}},
+        {"native": {"ready": 7}},
+        {"e2b": {"max_ttl_s": 300}},
+    ]
     for change in changes:
         rig.configure(**change)
         assert (await run_cmd(rig))["status"] == "succeeded"
