@@ -7,6 +7,7 @@ it is confirmed here.
 from __future__ import annotations
 
 import os
+import select
 import stat
 from contextlib import suppress
 
@@ -16,13 +17,14 @@ WORKSPACE = "/workspace"
 _SCRATCH = ("/tmp", "/dev/shm")  # noqa: S108 - inside a sandbox
 _OPEN = 0o1777
 _MOST_TOLD = 8
+_ROUND_MS, _ROUNDS = 5, 200
 
 
 def clear(workspace: str, spared: frozenset[int] = frozenset()) -> list[str]:
     """Removes all that is to go; returns what is left. The processes ``spared`` may stay."""
     # Where the sandbox has no root of its own, all its places lie beside the workspace: never touch another's.
     root = "" if workspace == WORKSPACE else workspace.removesuffix(WORKSPACE)
-    left = [f"the process {pid}" for pid in _others() if pid not in spared]
+    left = [f"the process {pid}" for pid in _staying(spared)]
     if root or workspace == WORKSPACE:
         for place in _SCRATCH:
             left += _emptied(root + place)
@@ -57,6 +59,16 @@ def _remove(top: int, name: str) -> None:
         remove_below(top, name)
     else:
         os.unlink(name, dir_fd=top)
+
+
+def _staying(spared: frozenset[int]) -> list[int]:
+    """Returns the processes that do not end in a moment, as what told the end of a program does."""
+    for _ in range(_ROUNDS):
+        found = [pid for pid in _others() if pid not in spared]
+        if not found:
+            break
+        select.poll().poll(_ROUND_MS)
+    return found
 
 
 def _others() -> list[int]:
