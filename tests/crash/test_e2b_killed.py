@@ -16,7 +16,7 @@ import pytest
 
 from skillyard.config.settings import load_settings
 from skillyard.data_dir import DataDir
-from skillyard.domain.errors import ProtectionMissing, SkillyardError
+from skillyard.domain.errors import Busy, ProtectionMissing, SkillyardError
 from skillyard.domain.secret import SecretScope
 from skillyard.wiring import make_sealed_stores
 from tests.conformance.sandbox import e2b_ground
@@ -24,7 +24,7 @@ from tests.conformance.sandbox.e2b_ground import StandIn
 from tests.crash.leftovers import until
 from tests.crash.server import SMALL, Server
 from tests.faces.server.test_parts import readiness
-from tests.hosts.e2b_server import API_KEY
+from tests.hosts.e2b_server import API_KEY, NODE
 
 pytestmark = [pytest.mark.timeout(300)]
 SKILL = "skills.protocol.guide"
@@ -38,14 +38,17 @@ reaper_interval_sec = 1
 [tools.e2b]
 reuse_mode = "{reuse}"
 idle_ttl_sec = 1800
-hard_ttl_sec = 21600
-lock_timeout_sec = 600
-template = "base"
+hard_ttl_sec = {hard_s}
+lock_timeout_sec = {lock_s}
+template = "{template}"
 api_url = "{url}"
 sandbox_url = "{url}"
 [e2b]
 http_version = "1.1"
+[sessions]
+grace_s = {grace_s}
 """
+USUAL = {"reuse": "none", "template": "base", "hard_s": 21600, "lock_s": 600, "grace_s": 60}
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +63,9 @@ def serve(provider: StandIn, tmp_path: Path) -> Iterator[Callable[..., Server]]:
     data_dir = tmp_path / "data"
     asyncio.run(keep_key(data_dir))
 
-    def start(reuse: str = "none", port: int = provider.port) -> Server:
-        (tmp_path / "s3.toml").write_text(S3.format(reuse=reuse, url=f"http://127.0.0.1:{port}"))
+    def start(reuse: str = "none", port: int = provider.port, **others: object) -> Server:
+        given = USUAL | {"reuse": reuse, "url": f"http://127.0.0.1:{port}"} | others
+        (tmp_path / "s3.toml").write_text(S3.format(**given))
         return Server(data_dir, SKILLYARD_CONFIG=str(tmp_path / "s3.toml"))
 
     assert provider.machines() == {}
@@ -95,6 +99,23 @@ def test_a_command_has_its_skill_in_a_machine_that_ends_with_it(
         assert provider.machines() == {}
 
 
+def test_commands_of_all_four_languages_run(serve: Callable[..., Server], provider: StandIn) -> None:
+    template = "node" if NODE.exists() else "base"
+    texts = {
+        "bash": "echo bash",
+        "python": "print('python')",
+        "javascript": "console.log('javascript', require('fs').existsSync('SKILL.md'))",
+        "typescript": "const word: string = 'typescript'; console.log(word)",
+    }
+    with serve(template=template) as server, server.client() as client:
+        told = {name: client.run_cmd(SKILL, text, language=name) for name, text in texts.items()}
+    if template == "base":
+        assert "typescript needs a node that" in told.pop("typescript")["error_message"]
+    assert {one["status"] for one in told.values()} == {"succeeded"}, told
+    words = {name: one["stdout"] for name, one in told.items()}
+    assert words == {name: f"{name} true\n" if name == "javascript" else f"{name}\n" for name in told}
+
+
 def test_two_first_calls_at_once_make_one_machine(serve: Callable[..., Server], provider: StandIn) -> None:
     with serve("project_agent") as server, server.client() as client, ThreadPoolExecutor(2) as pool:
         provider.fail()
@@ -105,6 +126,38 @@ def test_two_first_calls_at_once_make_one_machine(serve: Callable[..., Server], 
         assert provider.asked().count("POST /v2/sandboxes") == 1
         for row in client.sessions()["sessions"]:
             client.end_session(row["session_id"])
+
+
+def test_a_call_that_takes_longer_than_a_lock_of_theirs_is_alone_in_its_machine(
+    serve: Callable[..., Server], provider: StandIn
+) -> None:
+    """Ours is held as long as the call works: nobody takes it when a time is over."""
+    with serve("project_agent", lock_s=1) as server, server.client() as client, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(_ran, server, "echo begun > ../calls; sleep 4; echo ended >> ../calls")
+        until(lambda: client.list_runs(status="running")["runs"] != [], 60, "it works")
+        with pytest.raises(Busy):
+            client.run_cmd(SKILL, "cat ../calls", limits=SMALL, wait_ms=0)
+        assert client.run_cmd(SKILL, "cat ../calls", limits=SMALL, wait_ms=60_000)["stdout"] == "begun\nended\n"
+        assert first.result(BOUND_S)["status"] == "succeeded"
+        assert len(provider.machines()) == 1
+        client.end_session("default")
+
+
+def test_the_hard_end_of_a_session_cuts_no_command_and_leaves_none_waiting(
+    serve: Callable[..., Server], provider: StandIn
+) -> None:
+    with serve(hard_s=6, grace_s=5) as server, server.client() as client:
+        client.skills_activate(SKILL, session_id="a")
+        until(lambda: len(provider.machines()) == 1, 60, "it has a machine")
+        works = client.run_cmd_async(SKILL, "echo kept > ../kept.txt; sleep 7; echo end", session_id="a")
+        waits = client.run_cmd_async(SKILL, "ls ..", session_id="a", wait_ms=60_000)
+        ended = client.task_watch(works["task_id"], timeout_sec=60)
+        assert (ended["status"], ended["stdout_tail"]) == ("succeeded", "end\n"), ended
+        told = client.task_watch(waits["task_id"], timeout_sec=60)
+        assert (told["status"], "kept.txt" in told["stdout_tail"]) == ("succeeded", False), "it has another machine"
+        assert [row["ended_by"] for row in client.sessions(ended=True)["sessions"]] == ["", "hard"]
+        client.end_session("a")
+        until(lambda: provider.machines() == {}, 60, "the machine is ended")
 
 
 def test_tasks_and_sessions_go_on_in_the_next_server(serve: Callable[..., Server], provider: StandIn) -> None:

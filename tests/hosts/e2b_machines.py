@@ -33,8 +33,9 @@ def leftovers(server: int) -> list[str]:
 class Machine:
     """A machine by its process 1. ``start`` makes it, ``kill`` leaves nothing of it."""
 
-    def __init__(self, id: str, baked: str = "") -> None:
-        self.id, self._baked = id, baked
+    def __init__(self, id: str, baked: str = "", node: str = "") -> None:
+        """``baked`` is a directory that it has as /opt/skillyard, ``node`` a program that it has as node."""
+        self.id, self._baked, self._node = id, baked, node
         self._groups = [root / f"{_PREFIX}{os.getpid()}-{id}" for root in _roots()]
         self._keeper: asyncio.subprocess.Process | None = None
         self.pid = 0
@@ -52,7 +53,8 @@ class Machine:
         if self._version_2:
             binds = [f"mount --bind {self._groups[0]} {GROUPS}"]
         baked = [f"mount --bind {self._baked} /mnt"] if self._baked else []
-        inside = [*binds, *baked, "mount -o remount,bind,ro /"]
+        node = [f"mount --bind {self._node} $(command -v node)"] if self._node else []
+        inside = [*binds, *baked, *node, "mount -o remount,bind,ro /"]
         inside += [f"mount -t tmpfs -o mode=0755 tmpfs {place}" for place in _HIDDEN if Path(place).is_dir()]
         if self._baked:
             inside += ["mkdir -p /opt/skillyard", "mount --move /mnt /opt/skillyard"]

@@ -5,7 +5,7 @@ its machines. It speaks HTTP/1.1 on loopback::
 
     python -m tests.hosts.e2b_server PORT BAKED
 
-The template ``baked`` has the directory BAKED as /opt/skillyard.
+The template ``baked`` has the directory BAKED as /opt/skillyard, and ``node`` a node that takes types out.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
@@ -35,7 +36,8 @@ from starlette.routing import Route
 from tests.hosts.e2b_machines import Machine
 
 API_KEY = "e2b_0123456789abcdef"
-TEMPLATES = ("base", "other", "baked")
+NODE = Path("/usr/local/lib/skillyard-ci/mcp-clients/node_modules/node/bin/node")
+TEMPLATES = ("base", "other", "baked", *(("node",) if NODE.exists() else ()))
 _ENVD = "0.6.7"
 _PIECES = 32
 
@@ -112,7 +114,7 @@ class StandIn:
 
     async def _made(self, order: dict[str, Any]) -> Lent:
         id = f"i{secrets.token_hex(9)}"
-        machine, now = Machine(id, sys.argv[2] if order["templateID"] == "baked" else ""), time.time()
+        machine, now = _machine(id, order["templateID"]), time.time()
         await machine.start()
         lent = Lent(
             id, order["templateID"], order.get("metadata") or {}, order, secrets.token_hex(8), machine, now, now
@@ -305,6 +307,10 @@ def _frame(event: Mapping[str, Any]) -> bytes:
 
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     return JSONResponse({"code": status, "message": message}, status, headers=headers)
+
+
+def _machine(id: str, template: str) -> Machine:
+    return Machine(id, sys.argv[2] if template == "baked" else "", str(NODE) if template == "node" else "")
 
 
 def _time(seconds: float) -> str:

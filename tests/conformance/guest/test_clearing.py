@@ -11,7 +11,9 @@ import pytest
 SRC = Path(__file__).parents[3] / "src"
 SCRIPT = """
 sleep {seconds} &
-{python} -I -c 'import sys; sys.path.insert(0, "{src}"); import skillyard.guest.clearing as c; print(c.clear("{place}"))'
+{python} -I -c 'import sys; sys.path.insert(0, "{src}")
+from skillyard.guest.clearing import clear
+print(clear("{place}"))'
 """
 
 
