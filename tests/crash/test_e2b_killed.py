@@ -108,7 +108,10 @@ def test_commands_of_all_four_languages_run(serve: Callable[..., Server], provid
         "typescript": "const word: string = 'typescript'; console.log(word)",
     }
     with serve(template=template) as server, server.client() as client:
-        told = {name: client.run_cmd(SKILL, text, language=name) for name, text in texts.items()}
+        told = {
+            name: client.call("skills.run_cmd", {"skill_name": SKILL, "command": text, "language": name})
+            for name, text in texts.items()
+        }
     if template == "base":
         assert "typescript needs a node that" in told.pop("typescript")["error_message"]
     assert {one["status"] for one in told.values()} == {"succeeded"}, told
