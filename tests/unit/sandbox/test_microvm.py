@@ -6,10 +6,13 @@ import asyncio
 import json
 import os
 import re
+import socket
 import stat
 import struct
 import subprocess
+import sys
 import time
+import tty
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +65,39 @@ async def test_a_channel_begins_behind_the_banner_however_the_bytes_come(junk: b
 async def test_a_channel_without_a_banner_is_lost(data: bytes) -> None:
     with pytest.raises(ChannelLost):
         await port(data).begin()
+
+
+SERVES = """
+import os, sys
+from skillyard.sandbox.microvm import inside
+inside._PORTS, inside._DEVICES, inside.stage.SOCKET = sys.argv[1:4]
+inside._LOOK_MS = 3_600_000  # it looks again in an hour
+os.nice = lambda _: 0
+inside._serve(os.pidfd_open(os.getppid()))
+"""
+
+
+def test_a_host_that_connected_before_the_ports_were_opened_does_not_wait(tmp_path: Path) -> None:
+    ports, devices, agent = tmp_path / "ports", tmp_path / "devices", tmp_path / "agent"
+    (ports / "port1").mkdir(parents=True)
+    (ports / "port1" / "name").write_text(f"{first.CHANNEL_PORT}0\n")
+    devices.mkdir()
+    host, port = os.openpty()
+    tty.setraw(port)
+    (devices / "port1").symlink_to(os.ttyname(port))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(agent))
+        listener.listen()
+        listener.settimeout(30)
+        words = [sys.executable, "-c", SERVES, str(ports), str(devices), str(agent)]
+        with subprocess.Popen(words) as served:
+            try:
+                listener.accept()[0].close()
+                assert os.read(host, len(BANNER)) == BANNER
+            finally:
+                served.kill()
+                os.close(host)
+                os.close(port)
 
 
 async def test_a_machine_that_is_away_is_gone(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ else:
 
 BANNER = b"skillyard channel\n"
 CHANNEL = "skillyard.channel"
-_PORTS = "/sys/class/virtio-ports"
+_PORTS, _DEVICES = "/sys/class/virtio-ports", "/dev"
 _BUSYBOX = "/run/machine/busybox"
 _PIECE = 64 * 1024
 _LOOK_MS = 500
@@ -111,15 +111,14 @@ def _serve(agent: int) -> None:
     signal.signal(signal.SIGIO, lambda *_: None)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     os.nice(-10)  # programs that take all of the processors do not stop the channels
-    joints = [_Joint(poll, f"/dev/{name}") for name in sorted(os.listdir(_PORTS)) if _is_channel(name)]
-    while True:
-        ready = dict(poll.poll(_LOOK_MS))
-        if agent in ready:
-            return
+    joints = [_Joint(poll, f"{_DEVICES}/{name}") for name in sorted(os.listdir(_PORTS)) if _is_channel(name)]
+    ready: dict[int, int] = {}  # nothing tells of a host that had connected before the ports were opened
+    while agent not in ready:
         if wake in ready:
             os.read(wake, 4096)
         for joint in joints:
             joint.work(ready)
+        ready = dict(poll.poll(_LOOK_MS))
 
 
 def _is_channel(name: str) -> bool:
