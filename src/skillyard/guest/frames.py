@@ -53,10 +53,10 @@ class Channel:
             ([] if taken is None else taken).extend(map(file.write, (frame,)))  # one step, which no signal divides
             file.flush()
 
-    def finish(self, kind: bytes, payload: bytes, notes: bytes = b"") -> None:
-        """Sends ``notes`` and the last frame, whatever handlers of pending signals raise. Raises OSError."""
+    def finish(self, kind: bytes, payload: bytes, notes: bytes = b"", end: bytes = b"") -> None:
+        """Sends ``notes``, the last frame and ``end``, whatever handlers of pending signals raise. Raises OSError."""
         before = _head(b"N", len(notes)) + notes if notes else b""
-        frame = memoryview(before + _head(kind, len(payload)) + payload)
+        frame = memoryview(before + _head(kind, len(payload)) + payload + end)
         while True:
             try:
                 with self._lock:

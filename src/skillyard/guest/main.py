@@ -116,15 +116,21 @@ def _warm_up() -> None:
     sys.modules.update(modules)
 
 
-def serve(request_fd: int, channel_fd: int, stack_fd: int = -1, spared: frozenset[int] = frozenset()) -> None:
+def serve(
+    request_fd: int,
+    channel_fd: int,
+    stack_fd: int = -1,
+    spared: frozenset[int] = frozenset(),
+    end: bytes = b"",
+) -> bool:
     """Reads a request up to end of file and runs it. Both may be one socket. Never raises. The last stack is written to
     ``stack_fd``, and read there by a request that collects another's files. A request that clears the sandbox takes the
-    processes ``spared`` for kept ones.
+    processes ``spared`` for kept ones. ``end`` goes with the last frame; returns whether both were sent.
 
     Without a request nothing happens: nobody wants this process any more.
     """
     guest = _begin(channel_fd)
-    guest.stack_fd, guest.spared = stack_fd, spared
+    guest.stack_fd, guest.spared, guest.end = stack_fd, spared, end
     try:
         if stack_fd >= 0:
             failure.write_when_told(stack_fd)
@@ -133,9 +139,10 @@ def serve(request_fd: int, channel_fd: int, stack_fd: int = -1, spared: frozense
         request = _read_all(request_fd)
     except OSError as error:
         sys.stderr.write(f"the request cannot be read: {error}\n")
-        return
+        return False
     if request:
         _run(guest, request)
+    return guest.finished
 
 
 def run(request_bytes: bytes, channel_fd: int) -> None:
@@ -189,6 +196,8 @@ class _Guest:
         self._rehearsal = _rehearsal()
         self.stack_fd = -1
         self.spared: frozenset[int] = frozenset()
+        self.end = b""
+        self.finished = False
         self._notes: dict[str, object] = {}
         self._request: dict[str, Any] = {}
         self._workspace = WORKSPACE
@@ -234,7 +243,8 @@ class _Guest:
             _exit(0)
         self._send_left()
         try:
-            self._channel.finish(kind, payload, _encode(self._notes).encode() if self._notes else b"")
+            self._channel.finish(kind, payload, _encode(self._notes).encode() if self._notes else b"", self.end)
+            self.finished = True
         except OSError as error:
             sys.stderr.write(f"the result cannot be sent: {error}\n")
 

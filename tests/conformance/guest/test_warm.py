@@ -226,6 +226,33 @@ os.wait()
     assert drive(script) == "served\n"
 
 
+ENDS = """
+import os, socket
+from inside import main
+main.prepare()
+ours, theirs = socket.socketpair()
+ours.sendall(sys.argv[1].encode())
+ours.shutdown(socket.SHUT_WR)
+os.environ["CHANNEL"] = str(theirs.fileno())
+said = main.serve(theirs.fileno(), theirs.fileno(), end=b"the end")
+if said:
+    theirs.close()
+else:
+    theirs.detach()
+print(said, ours.recv(1 << 16)[-7:].decode("ascii", "replace"))
+"""
+
+
+def test_the_end_comes_with_the_last_frame(box: GuestBox, drive: Drive) -> None:
+    request = encode_request(box.request("def main(args): return 1")).decode()
+    assert drive(ENDS, request) == "True the end\n"
+
+
+def test_a_run_without_a_last_frame_has_no_end(box: GuestBox, drive: Drive) -> None:
+    code = "import os\ndef main(args): os.close(int(os.environ['CHANNEL']))"
+    assert drive(ENDS, encode_request(box.request(code)).decode()) == "False \n"
+
+
 def test_the_collector_works_in_a_fork_of_a_frozen_interpreter(box: GuestBox, drive: Drive) -> None:
     code = """
 import gc, weakref

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from skillyard.sandbox.native.inside.walls import DONE
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.program import UNREAD, Caps, Program
@@ -127,6 +129,45 @@ def test_a_program_waits_for_the_one_reader_of_its_output(tmp_path: Path) -> Non
     writer.join()
     assert taken == total
     assert list(tmp_path.iterdir()) == []
+
+
+HEAD = b"B\0\0\0"
+
+
+@pytest.mark.parametrize(
+    ("sent", "heard"),
+    [
+        ([b"R\0\0\0\x02{}" + DONE], True),
+        ([b"R\0\0", b"\0\x02{}Z\0\0", b"\0\0"], True),
+        ([HEAD + b"\x05" + DONE], False),
+        ([HEAD + b"\x05" + DONE, DONE], True),
+        ([DONE + b"x"], False),
+        ([HEAD + b"\xff" + DONE], False),
+    ],
+    ids=[
+        "with the result",
+        "in pieces",
+        "within a frame",
+        "behind such a frame",
+        "not last",
+        "in a frame that goes on",
+    ],
+)
+def test_a_guest_that_is_done_is_heard_before_its_channel_ends(tmp_path: Path, sent: list[bytes], heard: bool) -> None:
+    loop, done = Loop(), list[Program]()
+    program = Program(loop, "p", str(tmp_path), Caps(MIB, MIB), lambda _, why: None)
+    program.on_done = done.append
+    ours, theirs = socket.socketpair()
+    program.talk(ours, b"")
+    spool = program.spools["channel"]
+    for piece in sent:
+        before = spool.length
+        theirs.sendall(piece)
+        turn(loop, lambda before=before: spool.length > before or bool(done))  # type: ignore[misc]
+    assert bool(done) == heard
+    assert spool.length == len(b"".join(sent)) - (len(DONE) if heard else 0)
+    theirs.close()
+    program.drop()
 
 
 def test_a_guest_that_is_done_is_heard_though_nobody_read(tmp_path: Path) -> None:

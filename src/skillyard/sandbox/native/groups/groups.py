@@ -161,8 +161,8 @@ _UNBOUND: Mapping[int, Callable[[str], tuple[str, str]]] = {
 _LEFT_AT_MOST = 2 << 20
 """Bytes that may be charged to a group when it is used again: pages of libraries that its sandbox read first."""
 _COUNTERS = {
-    1: ("memory.oom_control", "memory.max_usage_in_bytes", "pids.events"),
-    2: ("memory.events", "memory.peak", "pids.events"),
+    1: ("memory.oom_control", "memory.max_usage_in_bytes", "pids.events", "pids.peak"),
+    2: ("memory.events", "memory.peak", "pids.events", "pids.peak"),
 }
 _PEAKS = frozenset({"memory.max_usage_in_bytes", "memory.peak"})
 
@@ -208,7 +208,7 @@ class Group:
         """Opens them ahead of the run, so that reading them at its end costs little."""
         for name in _COUNTERS[self.version]:
             path = f"{self._path(name.partition('.')[0])}/{name}"
-            with contextlib.suppress(FileNotFoundError):  # memory.peak is younger than the rest
+            with contextlib.suppress(FileNotFoundError):  # the peaks are younger than the rest
                 reset = name in _PEAKS and os.stat(path).st_mode & 0o200
                 self._open[name] = os.open(path, (os.O_RDWR if reset else os.O_RDONLY) | os.O_CLOEXEC)
 
@@ -223,6 +223,11 @@ class Group:
 
     def refused_forks(self) -> int:
         return self._counter("pids.events", "max")
+
+    def most_processes(self) -> int | None:
+        """Returns the most processes and threads that were ever in it; None where nobody counts them."""
+        text = self._text("pids.peak").strip()
+        return int(text) if text.isdigit() else None
 
     def processes(self) -> int:
         """Returns the number of processes and threads that are in it now."""

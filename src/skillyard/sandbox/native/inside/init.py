@@ -254,10 +254,11 @@ class Init:
 
 
 def be_guest() -> None:
-    """Runs the one request of a worker whose descriptors are arranged. Returns when the compiled part says DONE."""
+    """Runs the one request of a worker whose descriptors are arranged. Returns when it said DONE."""
     try:
         guest.reseed()
-        guest.serve(CHANNEL_FD, CHANNEL_FD, STACK_FD)
+        if not guest.serve(CHANNEL_FD, CHANNEL_FD, STACK_FD, end=DONE):
+            _exit(0)
     except BaseException as error:  # noqa: BLE001 - it never goes on as a second zygote
         _say_broken(error)
         _exit(BROKEN_STATUS)
@@ -278,10 +279,9 @@ def serve_guest(spared: frozenset[int], *, waits: bool = False) -> None:
     processor, where it would run behind our own exit.
     """
     guest.reseed()
-    guest.serve(CHANNEL_FD, CHANNEL_FD, STACK_FD, spared)
-    heard = _say_done()
+    said = guest.serve(CHANNEL_FD, CHANNEL_FD, STACK_FD, spared, DONE)
     try:
-        if waits and heard:
+        if _close_channel() and said and waits:
             _pause()  # also a signal that is handled ends it, as the one that asks for the last stack
     finally:
         _exit(0)
@@ -308,17 +308,15 @@ def _say_broken(error: BaseException) -> None:
     os.write(2, f"the program could not be started: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
 
 
-def _say_done() -> bool:
-    """Says so before this process is torn down; returns whether it could.
+def _close_channel() -> bool:
+    """Closes the channel to the keeper before this process is torn down; returns whether it could.
 
     shutdown(2) reaches every copy of the descriptor, so a child that was left behind cannot hold the channel open.
     """
     try:
-        channel = socket.socket(fileno=CHANNEL_FD)
-        channel.sendall(DONE)
-        channel.shutdown(socket.SHUT_WR)
+        socket.socket(fileno=CHANNEL_FD).shutdown(socket.SHUT_WR)
     except OSError:
-        return False  # the keeper has let go already, or the program closed it
+        return False  # the program closed it
     return True
 
 

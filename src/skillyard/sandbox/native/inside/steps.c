@@ -28,7 +28,7 @@ enum { SYSCALL, FORK_ONCE, GROW_STACK, DROP_BOUNDING, LAST };     /* form.py: th
 enum { NUMBER, BYTES, SLOT, GIVEN, FILTER, PATCHED };
 enum { ENDED, INIT, FAILED = -1 };
 enum { MOST_WORDS = 16, OURS = 6, HIGH = 64, LATER_CLOSED = 4 };
-enum { SLACK = 1 << 16, BROKEN_STATUS = 125, WORKERS = 5, CHANNEL = 3, DONE = 5 }; /* walls.py, init.py */
+enum { SLACK = 1 << 16, BROKEN_STATUS = 125, WORKERS = 5, CHANNEL = 3 }; /* walls.py, init.py */
 enum { MOST_WAIT_MS = 10000 }; /* of a worker that is done: its keeper answers within milliseconds */
 
 #ifdef SOURCE
@@ -421,20 +421,17 @@ static int be_child(const struct sy_made *made)
     return prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
 }
 
-/* The worker, on the stack of the interpreter: its request in Python, and then the word that it is done, as _say_done in
+/* The worker, on the stack of the interpreter: its request in Python, which says DONE, and then as serve_guest in
  * init.py. Each page that a way back through ctypes touches would be copied. One that ``waits`` has a sandbox that the
  * keeper ends at that word: the kernel wakes the keeper on this processor, where it would run behind our own exit. */
 static __attribute__((noreturn)) void become_worker(int waits)
 {
-    static const char broken[] = "the program could not be started\n", done[DONE] = "Z";
+    static const char broken[] = "the program could not be started\n";
     now.python->after_fork();
     if (be_child(now.made) == 0 && now.python->call(now.python->worker)) {
-        ssize_t said;
-        while ((said = send(CHANNEL, done, sizeof done, MSG_NOSIGNAL)) < 0 && errno == EINTR)
-            continue;
         /* In each copy that a child holds too. A program that closed the channel, or has another in its place, is not
          * heard. A signal that is handled ends the wait, as the one that asks for the last stack. */
-        if (shutdown(CHANNEL, SHUT_WR) == 0 && said == sizeof done && waits)
+        if (shutdown(CHANNEL, SHUT_WR) == 0 && waits)
             poll(NULL, 0, MOST_WAIT_MS);
         _exit(0);
     }

@@ -15,6 +15,8 @@ _PROCESS_CLOCK = 2
 _CUTIME = 13
 """The field of /proc/PID/stat after the name with the time of reaped children (proc_pid_stat(5))."""
 _TICKS = os.sysconf("SC_CLK_TCK")
+_INIT_AND_WORKER = 2
+"""The processes of a sandbox in which nothing was forked. To read a file of /proc takes as long as all else here."""
 
 
 @dataclass(slots=True)
@@ -66,8 +68,9 @@ class Meter(Protocol):
 class ProcessMeter:
     """Counts processes of this host. ``weighs`` says that it alone tells the memory that the worker used at most."""
 
-    def __init__(self, *, weighs: bool = True) -> None:
+    def __init__(self, group: Group | None = None, *, weighs: bool = True) -> None:
         self.used = Used()
+        self._group = group
         self._weighs = weighs
         self.worker = 0
         self._seen_seconds = 0.0
@@ -87,7 +90,9 @@ class ProcessMeter:
         One that has ended already is counted by init.
         """
         with contextlib.suppress(OSError, ValueError):
-            self._seen_seconds = max(self._seen_seconds, cpu_seconds(self.worker))
+            childless = self._group is not None and self._group.most_processes() == _INIT_AND_WORKER
+            seconds = own_seconds(self.worker) if childless else cpu_seconds(self.worker)
+            self._seen_seconds = max(self._seen_seconds, seconds)
             peak = peak_bytes(self.worker) if self._weighs else 0
             if peak or not self._weighs:
                 self.used.peak_rss = max(self.used.peak_rss, peak)
@@ -112,9 +117,14 @@ def cpu_seconds(pid: int) -> float:
 
     Raises OSError, ValueError, IndexError.
     """
-    own = time.clock_gettime(~pid << 3 | _PROCESS_CLOCK)
+    own = own_seconds(pid)
     fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     return own + (int(fields[_CUTIME]) + int(fields[_CUTIME + 1])) / _TICKS
+
+
+def own_seconds(pid: int) -> float:
+    """Returns the time of a process alone. Raises OSError."""
+    return time.clock_gettime(~pid << 3 | _PROCESS_CLOCK)
 
 
 def peak_bytes(pid: int) -> int:

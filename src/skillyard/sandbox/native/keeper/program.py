@@ -62,6 +62,8 @@ class Program:
         """Pipes that are not read, by stream: their reader has not taken what came before."""
         self._channel: socket.socket | None = None
         self._taken = 0
+        self._frame = 0
+        """Where the next frame of the channel begins."""
         self._paused = False
         self._stdin = -1
         self._on_terminal = False
@@ -268,6 +270,21 @@ class Program:
                 self._close_reader(fd, stream)
                 return
             self._keep(stream, data)
+            if stream == "channel" and self._says_done():
+                self._close_reader(fd, stream)
+                return
+
+    def _says_done(self) -> bool:
+        """Returns whether a guest's whole short output ends with the frame DONE: its channel's end need not come."""
+        spool = self.spools["channel"]
+        if self.on_done is None or spool.length > IN_MEMORY:
+            return False
+        while self._frame + len(DONE) <= spool.length:
+            head = spool.read(self._frame, len(DONE))
+            self._frame += len(DONE) + int.from_bytes(head[1:], "big")
+            if head == DONE and self._frame == spool.length:
+                return True
+        return False
 
     def _stands_still(self, fd: int, stream: str, pieces: int) -> bool:
         """Returns whether a pipe is read no further for now. At the end all that is in it is taken."""

@@ -324,6 +324,7 @@ class Sandbox:
         if program.is_small() and len(self.programs) == 1:
             self.parting = True
             self._tell(program, ending)
+            self.loop.forget(self.control.fileno())  # its end is heard by the pidfd
 
     def _idle_worker_gone(self, status: int) -> None:
         """Ends a single sandbox with its worker. Its init does not know the worker's program."""

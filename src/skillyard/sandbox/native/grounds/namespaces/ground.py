@@ -86,7 +86,7 @@ class NamespacesPlace:
         self.build = build
         self.group = group = share.group
         counted = group is not None and group.counts_memory()
-        self.account = Account(group, memory_mb, ProcessMeter(weighs=not counted))
+        self.account = Account(group, memory_mb, ProcessMeter(group, weighs=not counted))
         into = group is not None and group.version == 2
         joins = 0 if group is None or into else group.hierarchies()
         self.made = _MADE[compiled]
