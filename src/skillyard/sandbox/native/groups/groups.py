@@ -225,7 +225,7 @@ class Group:
         return self._counter("pids.events", "max")
 
     def most_processes(self) -> int | None:
-        """Returns the most processes and threads that were ever in it; None where nobody counts them."""
+        """Returns the most processes and threads that it ever held; None where nobody counts."""
         text = self._text("pids.peak").strip()
         return int(text) if text.isdigit() else None
 

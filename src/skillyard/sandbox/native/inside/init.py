@@ -309,7 +309,7 @@ def _say_broken(error: BaseException) -> None:
 
 
 def _close_channel() -> bool:
-    """Closes the channel to the keeper before this process is torn down; returns whether it could.
+    """Closes the channel before this process is torn down; returns whether it could.
 
     shutdown(2) reaches every copy of the descriptor, so a child that was left behind cannot hold the channel open.
     """

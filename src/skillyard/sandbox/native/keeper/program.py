@@ -275,7 +275,7 @@ class Program:
                 return
 
     def _says_done(self) -> bool:
-        """Returns whether a guest's whole short output ends with the frame DONE: its channel's end need not come."""
+        """Returns whether a guest's short output ends with DONE, before its channel ends."""
         spool = self.spools["channel"]
         if self.on_done is None or spool.length > IN_MEMORY:
             return False
