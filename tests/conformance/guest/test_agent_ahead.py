@@ -16,6 +16,7 @@ import pytest
 
 from skillyard.domain.sandbox.spec import Guest, GuestCall, Stream, clear_request
 from skillyard.domain.work.record import Outcome
+from skillyard.guest.agent import wire
 from skillyard.guest.command import START
 from skillyard.sandbox.agent_client import AgentSandbox
 from tests.agents import BOUND_S, PYTHON, AgentBox, collect, gone, python
@@ -119,10 +120,13 @@ async def test_it_begins_with_the_first_greeting_where_that_is_told_so(tmp_path:
     box = AgentBox(tmp_path, {"single": True, "ahead": True})
     box.listen()
     try:
-        client = box.client()
-        await client.connect()
-        await _spare(box)
-        assert (await _called(box, client, "one"))["ahead"]
+        reader, writer = await box.opener()()
+        hello = json.dumps({"versions": list(wire.VERSIONS), "nonce": "0" * 32}).encode()
+        writer.write(wire.pack(wire.HELLO, 0, hello))
+        assert (await reader.read(1))[0] == wire.HELLO
+        await _spare(box)  # while the host proves itself
+        writer.close()
+        assert (await _called(box, box.client(), "one"))["ahead"]
     finally:
         await box.close()
 

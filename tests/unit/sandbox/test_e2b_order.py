@@ -7,6 +7,7 @@ import os
 import resource
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,15 @@ def test_an_order_bounds_what_the_agent_starts() -> None:
     assert given["agent"]["lease_s"] > 0
     assert str(resource.RLIMIT_DATA) in given["agent"]["limits"]
     assert order(SandboxSpec(limits=limits, owner=Owner.TASK), "0" * 64, "/g", 2)["agent"]["lease_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("ahead", "told"),
+    [(True, {"single": True}), (False, {}), (False, {"single": True, "command": True}),
+     (False, {"single": True, "language": "bash"})],
+)  # fmt: skip
+def test_the_interpreter_of_a_run_begins_ahead_and_of_nothing_else(ahead: bool, told: dict[str, Any]) -> None:
+    assert order(SandboxSpec(**told), "0" * 64, "/g", 2)["agent"]["ahead"] is ahead
 
 
 def test_a_machine_lives_for_the_deadline_and_a_margin_at_most_what_the_provider_allows() -> None:

@@ -79,7 +79,8 @@ class Exchange:
 class Channel:
     """Frames over the descriptor that is read from and that which is written to.
 
-    ``begin`` makes the exchange of an operation, or raises Refused. ``met`` is called when the host has proved itself.
+    ``begin`` makes the exchange of an operation, or raises Refused. ``greeted`` is called when a greeting was answered,
+    and ``met`` when the host has proved itself.
     """
 
     def __init__(
@@ -89,12 +90,13 @@ class Channel:
         key: bytes,
         instance: str,
         begin: Callable[[Channel, int, Mapping[str, Any]], Exchange],
+        greeted: Callable[[], None],
         met: Callable[[], None],
         lost: Callable[[Channel], None],
     ) -> None:
         self._loop, self._key, self._instance = loop, key, instance
         self._fd, self._into = fds
-        self._begin, self._met, self._lost = begin, met, lost
+        self._begin, self._greeted, self._met, self._lost = begin, greeted, met, lost
         self._parser = wire.Parser(wire.TO_AGENT)
         self._out: deque[memoryview] = deque()
         self._waiting = 0
@@ -250,6 +252,8 @@ class Channel:
             proof = wire.prove(self._key, "agent", *self._nonces, self._version)
             nonce = self._nonces[1]
             self._say({"version": self._version, "instance": self._instance, "nonce": nonce, "proof": proof})
+            self.flush()
+            self._greeted()
         elif self.known or not wire.is_proof(said.get("proof"), self._key, "host", *self._nonces, self._version):
             raise BadFrame("the proof is wrong")
         else:

@@ -71,7 +71,8 @@ class Agent:
         Where ``into`` is given, it is written to, and ``fd`` is only read from.
         """
         ends = fd, fd if into < 0 else into
-        channel = Channel(self.loop, ends, self._key, self._instance, self._begin, self._met, self._lost)
+        told = self._begin, self._greeted, self._renew, self._lost
+        channel = Channel(self.loop, ends, self._key, self._instance, *told)
         channel.peer = peer
         self._channels.append(channel)
 
@@ -94,9 +95,8 @@ class Agent:
         """Closes the oldest channel that has not said hello, as programs hold them open, or of all."""
         (next((channel for channel in self._channels if not channel.known), None) or self._channels[0]).close()
 
-    def _met(self) -> None:
-        """Begins the lease anew, and makes ready behind the first greeting."""
-        self._renew()
+    def _greeted(self) -> None:
+        """Makes ready behind the first greeting, while the host proves itself and asks."""
         if self._ahead:
             self._ahead = False
             self.loop.after(0.0, self._programs.make_ahead if self._place.single else import_ahead)

@@ -39,6 +39,8 @@ def order(spec: SandboxSpec, key: str, guest: str, processors: int) -> dict[str,
         "single": spec.single,
         "lease_s": LEASE_S if spec.owner is Owner.RUN else None,
         "timeout_ms": limits.timeout_ms,
+        # The interpreter of a run begins while its request is on the way: commands of other languages need none.
+        "ahead": spec.single and not spec.command and spec.language == "python",
         "limits": {**container.resources(limits), **{str(number): most for number, most in own.items()}},
     }
     packages = spec.environment.packages

@@ -418,7 +418,7 @@ async def _connect(sandbox: AgentSandbox) -> None:
 
 def _order(spec: SandboxSpec, secret: str, shape: Shape, archive: int, *, leased: bool, ahead: bool) -> dict[str, Any]:
     given = orders.order(spec, secret, f"{PLACE}/guest.pyz", shape.processors)
-    given["agent"] |= {"lease_s": LEASE_S if leased else None, "ahead": ahead}
+    given["agent"] |= {"lease_s": LEASE_S if leased else None, "ahead": ahead or given["agent"]["ahead"]}
     return given | {"archive": archive}
 
 
