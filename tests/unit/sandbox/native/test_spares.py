@@ -106,6 +106,37 @@ def test_a_group_with_a_trace_is_removed(kept: Kept, tmp_path: Path, version: in
     kept.gives_up(group)
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_group_that_was_looked_at_is_not_looked_at_again(kept: Kept, tmp_path: Path, version: int) -> None:
+    group = _group(tmp_path / "one", version)
+    kept.spares.keep(group, LIMITS)
+    assert not kept.spares.look()
+    for name in ("pids.current", "tasks" if version == 1 else "cgroup.procs"):
+        (tmp_path / "one" / name).write_text("1\n")
+    assert kept.spares.take(LIMITS) is None, "it rests all the same"
+    kept.rest()
+    assert kept.spares.take(LIMITS) is group
+    assert group.peak_memory() != 9999999
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_group_that_is_not_clean_yet_is_looked_at_when_it_is_taken(kept: Kept, tmp_path: Path, late: bool) -> None:
+    group = _group(tmp_path / "one", 2, memory__current=f"{3 << 20}\n")
+    kept.spares.keep(group, LIMITS)
+    kept.spares.look()
+    if late:
+        (tmp_path / "one" / "memory.current").write_text("0\n")
+    kept.rest()
+    assert kept.spares.take(LIMITS) is (group if late else None)
+    assert kept.buried == ([] if late else [group])
+
+
+def test_groups_are_looked_at_one_at_a_time(kept: Kept, tmp_path: Path) -> None:
+    for name in ("one", "two", "three"):
+        kept.spares.keep(_group(tmp_path / name, 1), LIMITS)
+    assert [kept.spares.look() for _ in range(4)] == [True, True, False, False]
+
+
 def test_a_group_whose_quota_was_lifted_is_removed(kept: Kept, tmp_path: Path) -> None:
     group = _group(tmp_path / "one", 1)
     group.hurry()

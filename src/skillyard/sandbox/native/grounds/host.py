@@ -228,11 +228,16 @@ class Host:
             return
         if share.again is not None:
             self._spares.keep(share.group, share.again)
+            self._loop.when_idle(self._look)
             if not self._fades:
                 self._fades = True
                 self._loop.after(KEPT_S, self._fade)
         else:
             self.bury(share.group)
+
+    def _look(self) -> None:
+        if self._spares.look():
+            self._loop.when_idle(self._look)
 
     def _fade(self) -> None:
         self._fades = False  # so that the next group begins it again where this fails

@@ -268,8 +268,8 @@ class Group:
             self.level = level
         return True
 
-    def renew(self) -> bool:
-        """Makes it as it was before its sandbox; returns whether it is.
+    def is_clean(self) -> bool:
+        """Returns whether nothing of its sandbox is left but its weight and the peaks.
 
         No process is in it, the kernel refused and ended nothing, no quota was lifted, and next to nothing is charged.
         """
@@ -278,12 +278,17 @@ class Group:
         if not all(map(os.path.isdir, _distinct(self.directories))):
             return False
         try:
-            if self.counts_memory() and self._charged() > _LEFT_AT_MOST:
-                return False
+            return not self.counts_memory() or self._charged() <= _LEFT_AT_MOST
+        except (OSError, ValueError):
+            return False
+
+    def renew(self) -> bool:
+        """Makes a clean one as it was before its sandbox; returns whether it could."""
+        try:
+            self.weigh(0)
             for name in _PEAKS & self._open.keys():
                 os.pwrite(self._open[name], b"0", 0)  # memory.peak can be reset from Linux 6.12 on
-            self.weigh(0)
-        except (OSError, ValueError):
+        except OSError:
             return False
         return True
 
