@@ -7,10 +7,13 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
+from starlette.types import Message
 
 from skillyard.faces.http.app import HttpLimits
+from skillyard.faces.http.errors import Unavailable
 from skillyard.faces.http.guard import HEAD_BYTES
-from skillyard.faces.http.request import Pace
+from skillyard.faces.http.lifecycle import Lifecycle
+from skillyard.faces.http.request import HttpCaller, Pace
 from skillyard.faces.http.server import CLOSE_PATIENCE_S, KEEP_ALIVE_S, READ_PATIENCE_S, Connection, abort_overdue
 from tests.faces.support import ROOT, Hanging, Serving, call, head, post, serving, until, within
 
@@ -108,6 +111,25 @@ async def test_a_run_that_ends_is_not_disturbed_by_its_watch(wire: Wire, hanging
         await wire.send(post(call("run_code", id=n)))
         status, body = await wire.response()
         assert (status, json.loads(body)["id"]) == (200, n)
+
+
+async def test_a_call_that_was_ended_leaves_its_task_as_it_was() -> None:
+    """A limit of time around it must find no other cancellation than its own."""
+    lifecycle = Lifecycle()
+
+    async def forever() -> Message:
+        return await asyncio.Future()
+
+    async def works() -> None:
+        async with HttpCaller(forever, lifecycle) as caller, asyncio.timeout(60) as limit:
+            asyncio.get_running_loop().call_soon(lifecycle.stop_waiting)
+            with pytest.raises(Unavailable):
+                await caller.wait(forever())
+            limit.reschedule(0)
+            await forever()
+
+    with pytest.raises(TimeoutError):
+        await works()
 
 
 # Pipelining and keep-alive

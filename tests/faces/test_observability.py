@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from skillyard.domain.work.record import Outcome, RunKind, RunRecord, RunStatus
 from skillyard.engine import observer
-from skillyard.faces.observability.logs import QUEUE, fan_out, log_event, logging_to
+from skillyard.faces.observability.logs import QUEUE, TOGETHER_S, fan_out, log_event, logging_to
 from skillyard.faces.observability.metrics import Metrics
 from skillyard.faces.observability.tracing import Tracing
 from skillyard.faces.serve import wanted
@@ -149,6 +149,29 @@ def test_a_log_that_nobody_reads_blocks_nobody_and_counts_what_is_lost() -> None
     last = json.loads(stuck.getvalue().splitlines()[-1])
     assert last["event"] == "the last"
     assert 45 <= last["dropped_before"] <= 50
+
+
+def test_records_are_written_though_none_comes_behind_them() -> None:
+    import threading
+
+    class Lines(io.StringIO):
+        def __init__(self) -> None:
+            super().__init__()
+            self.written = threading.Event()
+
+        def write(self, text: str) -> int:
+            self.written.set()
+            return super().write(text)
+
+    lines = Lines()
+    with logging_to(lines):
+        for n in range(3):  # the writer looks for the second by itself, and sleeps before the third
+            lines.written.clear()
+            if n == 2:
+                threading.Event().wait(3 * TOGETHER_S)
+            logging.getLogger("x").info("line %d", n)
+            assert lines.written.wait(10)
+    assert len(lines.getvalue().splitlines()) == 3
 
 
 def test_metrics_have_fixed_labels() -> None:

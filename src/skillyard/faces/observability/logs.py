@@ -42,7 +42,7 @@ LogFormat = Literal["json", "console"]
 
 QUEUE = 10_000
 """Records that may wait while the reader of standard error is slow; further ones are dropped and counted."""
-TOGETHER_S = 0.05
+TOGETHER_S = 0.25
 """How long a record below a warning waits for others, to be written with them."""
 
 _NOT_LOOKED_UP = ("_srcfile", "logThreads", "logProcesses", "logMultiprocessing", "logAsyncioTasks")
@@ -81,7 +81,8 @@ def logging_to(stream: TextIO | None = None, *, level: str = "info", style: LogF
 class _Entrance(logging.Handler):
     """Takes records on the caller's thread; they are rendered and written on one of its own.
 
-    That thread is woken for many records at once: to wake it for each took a tenth of a short run's time.
+    That thread is woken for many records at once: to wake it for each took a tenth of a short run's time. While records
+    come, it looks for them by itself.
     """
 
     def __init__(self, writer: logging.Handler) -> None:
@@ -114,14 +115,17 @@ class _Entrance(logging.Handler):
         self._thread.join()
 
     def _run(self) -> None:
-        over = False
+        over = some = False
         while not over:
             over = self._over
             if not over:
-                self._some.wait()
+                if not some:
+                    self._some.wait()
                 self._hurry.wait(TOGETHER_S)
                 self._hurry.clear()
-                self._some.clear()  # before the records are taken: one that comes meanwhile sets it again
+            if not self._waiting:
+                self._some.clear()  # before the look: a record that comes behind it sets it again
+            some = bool(self._waiting)
             while self._waiting:
                 self._writer.handle(self._waiting.popleft())
 
