@@ -6,6 +6,7 @@ ones.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -15,6 +16,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,13 @@ class OpenSandbox:
         if self.server is not None:
             self.server.kill()
             self.server.wait(BOUND_S)
+
+    def left_s(self, handle: str) -> float:
+        """The time after which the server ends a sandbox."""
+        url = f"http://{self.address}:{PORT}/v1/sandboxes/{handle}"
+        asked = urllib.request.Request(url, headers={"OPEN-SANDBOX-API-KEY": API_KEY})
+        with urllib.request.urlopen(asked, timeout=BOUND_S) as answer:
+            return datetime.fromisoformat(json.loads(answer.read())["expiresAt"]).timestamp() - time.time()
 
     def containers(self) -> list[str]:
         """The names of all containers of sandboxes and sidecars, also of those that have ended."""

@@ -13,11 +13,13 @@ import pytest
 
 from skillyard.domain.errors import InvalidInput, ProtectionMissing
 from skillyard.domain.sandbox.guarantees import Demand, Level
-from skillyard.domain.sandbox.spec import SandboxSpec
+from skillyard.domain.sandbox.spec import Argv, SandboxSpec, Stream
+from skillyard.sandbox.e2b.lifetime import MARGIN_S
 from skillyard.sandbox.opensandbox import http_entry
 from skillyard.sandbox.opensandbox.backend import OpenSandboxBackend
 from skillyard.sandbox.opensandbox.probe import WITHOUT
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground
+from skillyard.testing.sandbox_suite.ground import pieces
 from skillyard.testing.twin_gate import TwinGate
 from tests.conformance.sandbox import opensandbox_ground
 from tests.conformance.sandbox.conftest import Hold
@@ -164,6 +166,43 @@ async def test_a_server_on_the_loopback_is_tried_at_another_address_of_this_host
     finally:
         await backend.close()
         relay.close()
+
+
+async def test_sandboxes_are_reached_through_the_server(server: OpenSandbox, tmp_path: Path) -> None:
+    """Where their ports are not to be reached: all that goes to the agent goes to the server's own port."""
+    ports = []
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ports.append(writer.get_extra_info("sockname")[1])
+        other, onwards = await asyncio.open_connection(server.address, opensandbox_ground.PORT)
+        await asyncio.gather(_copied(reader, onwards), _copied(other, writer))
+
+    relay = await asyncio.start_server(carry, "127.0.0.1", 0)
+    port = relay.sockets[0].getsockname()[1]
+    for through in (False, True):
+        settings = server.settings(domain=f"127.0.0.1:{port}", use_server_proxy=through)
+        backend = OpenSandboxBackend(tmp_path / str(through), settings)
+        ground = Ground(backend, tmp_path / str(through))
+        ports.clear()
+        async with ground.sandbox() as sandbox:
+            assert await sandbox.write("/workspace/a", pieces(b"x" * 300_000)) == 300_000
+            asked = len(ports)
+            process = await sandbox.start(Argv(("sh", "-c", "wc -c < a; exit 3")), id="one")
+            assert b"".join([data async for data in process.output(Stream.STDOUT)]) == b"300000\n"
+            assert (await process.wait()).code == 3
+            assert bool(len(ports) - asked) == through, ports
+        await backend.close()
+    relay.close()
+
+
+async def test_a_sandbox_outlives_each_program_that_is_started_in_it(ground: Ground, server: OpenSandbox) -> None:
+    """It ends by itself when nobody renews it: the server has a time for each."""
+    async with ground.sandbox() as sandbox:
+        assert 0 < server.left_s(sandbox.handle) <= 300 + MARGIN_S
+        await sandbox.start(Argv(("sleep", "1000")), id="long", timeout_ms=900_000)
+        assert 900 <= server.left_s(sandbox.handle) <= 900 + MARGIN_S
+        await sandbox.start(Argv(("sleep", "1000")), id="longer", timeout_ms=24 * 3600 * 1000)
+        assert 3590 <= server.left_s(sandbox.handle) <= 3600, "opensandbox.max_ttl_s; it is renewed later"
 
 
 async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -164,17 +164,24 @@ class Server:
         """Gives the SDK's failures their meaning. The key is in none of them."""
         if self._calls is None:
             self._sdk()
-        from opensandbox.exceptions import SandboxApiException, SandboxException
+        from opensandbox.exceptions import (
+            SandboxApiException,
+            SandboxConnectionException,
+            SandboxException,
+            SandboxTimeoutException,
+        )
 
         key = self._settings.key()
         try:
             yield
         except SandboxApiException as error:
             raise self._refused(error.status_code, _said(error, key)) from None
-        except SandboxException as error:
-            raise BackendAway(f"the server {self._settings.domain} does not answer: {_said(error, key)}") from None
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise SandboxFault(f"the server answers in no form that we know: {_said(error, key)}") from None
+        except (SandboxException, AttributeError, KeyError, TypeError, ValueError) as error:
+            away = isinstance(error, SandboxConnectionException | SandboxTimeoutException)
+            if away or isinstance(error.__cause__, OSError):
+                raise BackendAway(f"the server {self._settings.domain} does not answer: {_said(error, key)}") from None
+            told = "is not an OpenSandbox server, or answers in another form; see opensandbox.domain"
+            raise SandboxFault(f"the server {self._settings.domain} {told}: {_said(error, key)}") from None
 
     def _refused(self, status: int | None, said: str) -> SandboxFault:
         if status is None or status in (408, 502, 503, 504):
