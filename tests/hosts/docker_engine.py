@@ -122,8 +122,8 @@ def shown_paths() -> list[str]:
 
 
 @contextmanager
-def docker_daemon(scratch: Path, *options: str) -> Iterator[Docker]:
-    """Skips, with the reason, where there is none to be had."""
+def docker_daemon(scratch: Path, *options: str, hidden: Path | None = None) -> Iterator[Docker]:
+    """Skips, with the reason, where there is none to be had. It sees nothing in the directory ``hidden``."""
     if os.geteuid() != 0:
         pytest.skip("a Docker daemon needs root")
     if shutil.which("dockerd") is None or shutil.which("docker") is None:
@@ -131,6 +131,9 @@ def docker_daemon(scratch: Path, *options: str) -> Iterator[Docker]:
     socket = scratch / "docker.sock"
     command = ["dockerd", "--data-root", f"{scratch}/data", "--exec-root", f"{scratch}/exec", "-H", f"unix://{socket}"]
     command += ["--pidfile", f"{scratch}/pid", "--iptables=false", "--ip6tables=false", "--bridge=none", *options]
+    if hidden is not None:
+        hides = 'mount -t tmpfs none "$0" && exec "$@"'
+        command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", hides, str(hidden), *command]
     docker = Docker(socket, command)
     try:
         docker.start()

@@ -32,11 +32,11 @@ _BOUND_S = 120.0
 
 
 @contextmanager
-def engine(scratch: Path, *options: str) -> Iterator[tuple[Docker, OciSettings]]:
+def engine(scratch: Path, *options: str, hidden: Path | None = None) -> Iterator[tuple[Docker, OciSettings]]:
     """Skips, with the reason, where there is none to be had."""
     if not Path("/var/lib/dpkg/status").exists():
         pytest.skip("the image is made of Debian's packages, and this is no Debian")
-    with docker_daemon(scratch, *options) as docker:
+    with docker_daemon(scratch, *options, hidden=hidden) as docker:
         import_python(docker)
         built = build(docker, "--from", BASE, "--tag", IMAGE)
         assert built.returncode == 0, built.stderr

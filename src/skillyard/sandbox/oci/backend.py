@@ -51,6 +51,7 @@ _AGAIN_S = 0.2
 _MISSING, _CONFLICT = 404, 409
 _ENDED = ("exited", "dead")
 _SOCKET_MEND = "start Docker, or Podman's 'podman system service', and set oci.socket"
+_FILES_MEND = "mount the data directory on the engine's machine at the same path (docs/oci.md)"
 _IMAGE_MEND = "name one in oci.image that the engine has, with python3 (docs/oci.md)"
 
 
@@ -98,6 +99,7 @@ class OciBackend:
         facts: dict[str, str] = {"socket": self._settings.socket, "image": self._settings.image}
         if not self._settings.image:
             return absent("no image is named", facts, _IMAGE_MEND)
+        mend = _IMAGE_MEND
         try:
             self._told = await self._facts()
             facts |= self._told
@@ -105,16 +107,13 @@ class OciBackend:
             facts |= {"image_id": image.id}
             for language, name in sorted(self._settings.images.items()):
                 facts[f"image_{language}"] = f"{name} {(await self._image(name)).id}"
-        except BackendAway as away:
-            return absent(away.message, facts, _SOCKET_MEND, away=True)
-        except SkillyardError as error:
-            return absent(error.message, facts, _IMAGE_MEND)
-        try:
+            mend = ""
             return (await self._known(image, facts))[2]
         except BackendAway as away:
             return absent(away.message, facts, _SOCKET_MEND, away=True)
         except SkillyardError as error:
-            return absent(error.message, facts)
+            unseen = str(self._state) in error.message
+            return absent(error.message, facts, _FILES_MEND if unseen else mend)
 
     async def _known(self, image: Image, facts: Mapping[str, str]) -> tuple[Image, Mapping[str, Any], Probe]:
         """Returns an image with what is in force in its containers. Raises SkillyardError."""
