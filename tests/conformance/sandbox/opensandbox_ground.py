@@ -79,9 +79,10 @@ class OpenSandbox:
         given = {"domain": f"{self.address}:{PORT}", "api_key": API_KEY, "image": BASE, "request_timeout_seconds": 60}
         return OpenSandboxSettings.model_validate(given | changes)
 
-    def start(self, egress: str = EGRESS) -> None:
+    def start(self, egress: str = EGRESS, *, behind: bool = False) -> None:
+        """``behind`` has it tell the address by which it was asked, as one does whose sandboxes are behind it."""
         config = self.scratch / "sandbox.toml"
-        given = {"port": PORT, "key": API_KEY, "address": self.address, "scratch": self.scratch}
+        given = {"port": PORT, "key": API_KEY, "address": "" if behind else self.address, "scratch": self.scratch}
         config.write_text(_CONFIG.format(**given, execd=EXECD, egress=egress))
         with (self.scratch / "server.log").open("ab") as log:
             self.server = subprocess.Popen(

@@ -169,30 +169,24 @@ async def test_a_server_on_the_loopback_is_tried_at_another_address_of_this_host
 
 
 async def test_sandboxes_are_reached_through_the_server(server: OpenSandbox, tmp_path: Path) -> None:
-    """Where their ports are not to be reached: all that goes to the agent goes to the server's own port."""
-    ports = []
-
-    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        ports.append(writer.get_extra_info("sockname")[1])
-        other, onwards = await asyncio.open_connection(server.address, opensandbox_ground.PORT)
-        await asyncio.gather(_copied(reader, onwards), _copied(other, writer))
-
-    relay = await asyncio.start_server(carry, "127.0.0.1", 0)
-    port = relay.sockets[0].getsockname()[1]
-    for through in (False, True):
-        settings = server.settings(domain=f"127.0.0.1:{port}", use_server_proxy=through)
-        backend = OpenSandboxBackend(tmp_path / str(through), settings)
-        ground = Ground(backend, tmp_path / str(through))
-        ports.clear()
-        async with ground.sandbox() as sandbox:
+    """Where their ports are not to be reached: the server leads to itself, and asks for its key."""
+    server.stop()
+    server.start(behind=True)
+    backend = OpenSandboxBackend(tmp_path, server.settings(use_server_proxy=True))
+    try:
+        probe = await backend.probe()
+        assert probe.ready, probe.facts
+        async with Ground(backend, tmp_path).sandbox() as sandbox:
             assert await sandbox.write("/workspace/a", pieces(b"x" * 300_000)) == 300_000
-            asked = len(ports)
             process = await sandbox.start(Argv(("sh", "-c", "wc -c < a; exit 3")), id="one")
             assert b"".join([data async for data in process.output(Stream.STDOUT)]) == b"300000\n"
             assert (await process.wait()).code == 3
-            assert bool(len(ports) - asked) == through, ports
+        log = (server.scratch / "server.log").read_text("utf-8", "replace")
+        assert f"/sandboxes/{sandbox.handle}/proxy/{http_entry.PORT}/" in log
+    finally:
         await backend.close()
-    relay.close()
+        server.stop()
+        server.start()
 
 
 async def test_a_sandbox_outlives_each_program_that_is_started_in_it(ground: Ground, server: OpenSandbox) -> None:

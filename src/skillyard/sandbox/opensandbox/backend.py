@@ -16,10 +16,10 @@ from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from skillyard.config.backends import OpenSandboxSettings
-from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SkillyardError
+from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SkillyardError, shown
 from skillyard.domain.foreign_json import BadJson, parse_json
 from skillyard.domain.sandbox.guarantees import Level, Nature, Probe
 from skillyard.domain.sandbox.image import check_image, is_by_digest
@@ -178,14 +178,15 @@ class OpenSandboxBackend(RemoteBackend[str]):
                     await asyncio.sleep(_SOON_S)
         except TimeoutError:
             way = "set opensandbox.use_server_proxy where ports of sandboxes cannot be reached from here"
-            raise SandboxFault(f"the sandbox does not answer at its address; {way}, or {_MEND}") from None
-        uploads = [entered.upload("guest", guest_bundle())]
+            if self._settings.use_server_proxy:
+                way = "see [server] eip in the server's configuration, which needs the port where it is set"
+            raise SandboxFault(f"the sandbox does not answer at {shown(entered.address)}; {way}, or {_MEND}") from None
         content = lacking(spec, frozenset())
         with tempfile.TemporaryFile() as archive:
             if content:
                 await to_its_end(pack, content, archive)
-                uploads.append(entered.upload("content", archive))
-            await asyncio.gather(*uploads)
+            files: dict[str, bytes | IO[bytes]] = {"guest": guest_bundle(), **({"content": archive} if content else {})}
+            await asyncio.gather(*(entered.upload(name, data) for name, data in files.items()))
         given = json.dumps(order(spec, self.agent_key(nonce).hex()) | {"maker": _source("maker.py")}).encode()
         status, said = await entered.ask("POST", "start", given)
         self._images[image] = _checked(status, said)

@@ -36,6 +36,7 @@ class Door:
     def __init__(self, address: str, headers: Mapping[str, str], token: str) -> None:
         import httpx2
 
+        self.address = address
         self._client = httpx2.AsyncClient(
             base_url=f"{address.rstrip('/')}/",
             headers={**headers, HEADER: token},
