@@ -40,9 +40,9 @@ READY = b'{"ready":true}'
 
 INSIDE_ID = 65532
 HOSTNAME = "sandbox"
-BOX = "/run/box"
 WORKSPACE, TMP, SHM, SKILLS, BLOBS = "/workspace", "/tmp", "/dev/shm", "/skills", "/blobs"  # noqa: S108
-WRITABLE = {"workspace": WORKSPACE, "tmp": TMP, "shm": SHM}
+WRITABLE = {"workspace": WORKSPACE, "shm": SHM, "tmp": TMP}
+"""Places by the names of their directories in the box. The last one covers the box, which is mounted there."""
 SHOWN = {"skills": SKILLS, "blobs": BLOBS}
 TERMINALS = "/dev/pts"
 TERMINAL_FLAGS = kernel.MS_NOSUID | kernel.MS_NOEXEC
@@ -200,12 +200,15 @@ def _loopback_up() -> None:
 
 
 def _mount_box(spec: Build) -> None:
-    """Mounts one tmpfs for all that the sandbox can write, so that one limit counts it all."""
+    """Mounts one tmpfs for all that the sandbox can write, so that one limit counts it all.
+
+    Nobody in there gets to its root, over which its own /tmp is mounted. To unmount it waits for all processors.
+    """
     options = f"size={spec.disk_bytes},nr_inodes={spec.inodes},mode=0755"
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
-    kernel.mount("box", BOX, "tmpfs", flags, options)
+    kernel.mount("box", TMP, "tmpfs", flags, options)
     for name, target in WRITABLE.items():
-        path = f"{BOX}/{name}"
+        path = f"{TMP}/{name}"
         os.mkdir(path, 0o755)
         if spec.own_uid:
             os.chown(path, spec.uid, spec.uid)
@@ -214,7 +217,6 @@ def _mount_box(spec: Build) -> None:
     os.chmod(SHM, 0o1777)
     for name in spec.closed:
         kernel.mount("none", WRITABLE[name], None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | flags)
-    kernel.umount(BOX)
 
 
 def terminal_options(most: int) -> str:

@@ -117,7 +117,7 @@ BUILDING: Mapping[str, str] = {
     "clone3": "makes a sandbox with all its namespaces at once",
     "unshare": "a cgroup namespace, and the user namespace that maps one id",
     "mount": "the tmpfs of the workspace, /proc, its masks",
-    "umount2": "takes away the place where the tmpfs was first mounted",
+    "umount2": "takes away the scratch places of packages that are imported ahead",
     "sethostname": "a name that tells nothing",
     "seccomp": "the closing filter itself",
     "landlock_create_ruleset": "the Landlock wall",

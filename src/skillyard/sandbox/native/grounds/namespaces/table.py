@@ -30,7 +30,7 @@ from skillyard.sandbox.native.grounds.namespaces.form import (
     encode,
 )
 from skillyard.sandbox.native.inside import walls
-from skillyard.sandbox.native.inside.walls import BOX, EMPTY, HOSTNAME, SHM, TMP, WORKSPACE, WRITABLE
+from skillyard.sandbox.native.inside.walls import EMPTY, HOSTNAME, SHM, TMP, WORKSPACE, WRITABLE
 from skillyard.sandbox.native.linux import kernel, landlock
 from skillyard.sandbox.native.linux.syscall_numbers import NUMBERS
 
@@ -137,9 +137,9 @@ _TMPFS = kernel.MS_NOSUID | kernel.MS_NODEV
 
 def _box(build: walls.Build) -> Iterator[Step]:
     """Yields the steps for all that can be written."""
-    yield _mount("box", BOX, "tmpfs", _TMPFS, f"size={build.disk_bytes},nr_inodes={build.inodes},mode=0755")
+    yield _mount("box", TMP, "tmpfs", _TMPFS, f"size={build.disk_bytes},nr_inodes={build.inodes},mode=0755")
     for name, target in WRITABLE.items():
-        path = f"{BOX}/{name}"
+        path = f"{TMP}/{name}"
         yield _call("mkdirat", _AT, _text(path), 0o755, said=f"mkdir {path}")
         if build.own_uid:
             yield _call("fchownat", _AT, _text(path), build.uid, build.uid, 0, said=f"chown {path}")
@@ -148,7 +148,6 @@ def _box(build: walls.Build) -> Iterator[Step]:
         yield _call("fchmodat", _AT, _text(path), 0o1777, said=f"chmod {path}")
     for name in build.closed:
         yield _read_only(WRITABLE[name], _TMPFS)
-    yield _call("umount2", _text(BOX), kernel.MNT_DETACH)
 
 
 def _terminals(most: int) -> Iterator[Step]:

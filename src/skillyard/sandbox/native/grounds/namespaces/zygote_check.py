@@ -203,8 +203,14 @@ def _own(shared: Sequence[Mount], build: walls.Build) -> list[Mount]:
     at = {mount.point: mount for mount in shared}
     top, null = at["/"], at["/dev/null"]
     quiet = "nosuid,nodev,relatime"
-    own = [
-        Mount(_OWN_BOX, f"/{name}", point, f"{_access(name, build)},{quiet}", "", "tmpfs", "box", "/ shared")
+    box = Mount(_OWN_BOX, "/", walls.TMP, f"rw,{quiet}", "", "tmpfs", "box", "/ shared")
+    own = [box] + [
+        box._replace(
+            root=f"/{name}",
+            point=point,
+            options=f"{_access(name, build)},{quiet}",
+            over=f"{walls.TMP} own" if point == walls.TMP else box.over,
+        )
         for name, point in walls.WRITABLE.items()
     ]
     proc = Mount(_OWN_PROC, "/", "/proc", "rw,nosuid,nodev,noexec,relatime", "", "proc", "proc", "/proc shared")
