@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import signal
 import socket
 import sys
 from collections.abc import Iterable, Mapping
@@ -15,6 +17,22 @@ _CODE = (
     "import sys, json; from importlib import import_module; sys.path[:0] = json.loads(sys.argv[1]); "
     "import_module(sys.argv[2]).main(json.loads(sys.argv[3]))"
 )
+
+
+_KILL = """
+import os, signal, sys
+pidfd = int(sys.argv[1])
+with open(f"/proc/self/fdinfo/{pidfd}") as file:
+    pid = next(line.split()[1] for line in file if line.startswith("Pid:"))
+if int(pid) > 0:
+    with open(f"/proc/{pid}/status") as file:
+        uid = next(int(line.split()[1]) for line in file if line.startswith("Uid:"))
+    os.setresuid(uid, uid, uid)
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+"""
 
 
 async def start_own(
@@ -43,6 +61,29 @@ async def start_own(
     finally:
         its.close()
     return process, ours
+
+
+async def kill_own(pidfd: int) -> None:
+    """Kills a process of ours that may have another user by now. Raises PermissionError with the mend.
+
+    A root without CAP_KILL, as in a container with few capabilities, may signal its own user's processes alone, and
+    one with CAP_SETUID can send a process that becomes the other user (kill(2)).
+    """
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    except PermissionError:
+        executable = getattr(sys, "_base_executable", "") or sys.executable
+        words = (executable, "-I", "-S", "-B", "-c", _KILL, str(pidfd))
+        nothing = asyncio.subprocess.DEVNULL
+        killer = await asyncio.create_subprocess_exec(
+            *words, stdin=nothing, stdout=nothing, stderr=nothing, env={}, cwd="/", pass_fds=[pidfd]
+        )
+        if await killer.wait():
+            raise PermissionError(
+                errno.EPERM, "a process of another user cannot be killed: give the server CAP_KILL, or CAP_SETUID"
+            ) from None
 
 
 def command_of(program: str, needs: Iterable[str], config: Mapping[str, Any]) -> list[str]:

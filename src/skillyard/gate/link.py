@@ -11,7 +11,6 @@ import fcntl
 import itertools
 import os
 import select
-import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from skillyard.domain.errors import GateFault
 from skillyard.gate.wire import MAX_MESSAGE, PROTOCOL
 from skillyard.ipc.channel import Channel, Header
 from skillyard.ipc.peers import peer
-from skillyard.own_process import command_of
+from skillyard.own_process import command_of, kill_own
 
 _PROGRAM = "skillyard.gate.process"
 _NEEDS = ("skillyard", "h11", "cryptography")
@@ -298,8 +297,7 @@ class Link:
         if process >= 0:
             try:
                 if not await asyncio.to_thread(_has_ended, process):
-                    with contextlib.suppress(ProcessLookupError):
-                        signal.pidfd_send_signal(process, signal.SIGKILL)
+                    await kill_own(process)
                     await asyncio.to_thread(_has_ended, process)
             finally:
                 os.close(process)

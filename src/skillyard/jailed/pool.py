@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import select
@@ -21,7 +20,7 @@ from skillyard.domain.skill.schema import MOST_ERRORS, SchemaVerdict
 from skillyard.ipc.channel import BadMessage, FrameReader, encode
 from skillyard.jailed import MOST_ANSWER, REMEMBERED
 from skillyard.jailed.turns import Turns
-from skillyard.own_process import start_own
+from skillyard.own_process import kill_own, start_own
 
 NO_ACCOUNT = 1_899_999_998
 """A user id that nobody has."""
@@ -93,7 +92,7 @@ class JailedPool:
         if answer.get("last"):
             await self._end(child)
         else:
-            self._give_back(child)
+            await self._give_back(child)
         return answer
 
     def _failure(self, code: int, seconds: float, error: Exception) -> _Failed:
@@ -136,24 +135,30 @@ class JailedPool:
             raise
         return child
 
-    def _give_back(self, child: _Child) -> None:
+    async def _give_back(self, child: _Child) -> None:
         """Takes back a process. The last one used is taken first; those that stay unused for a while end."""
         now = child.used = asyncio.get_running_loop().time()
         self._idle.append(child)
-        for old in [other for other in self._idle[:-1] if now - other.used > _IDLE_S]:
-            self._idle.remove(old)
-            old.kill()
-            self._children.discard(old)
+        unused = [other for other in self._idle[:-1] if now - other.used > _IDLE_S]
+        self._idle = [other for other in self._idle if other not in unused]
+        for old in unused:
+            await self._end(old)
 
     async def _end(self, child: _Child) -> int:
         self._children.discard(child)
         return await child.end()
 
     async def close(self) -> None:
-        """Ends every process. Idempotent."""
+        """Ends every process. Idempotent. Raises ValidatorFault for those that cannot be ended, behind all others."""
         self._idle.clear()
+        faults = []
         while self._children:
-            await self._children.pop().end()
+            try:
+                await self._children.pop().end()
+            except ValidatorFault as fault:
+                faults.append(fault)
+        if faults:
+            raise faults[0]
 
 
 class _Gone(Exception):
@@ -228,19 +233,21 @@ class _Child:
         return bool(poll.poll(0))
 
     async def end(self) -> int:
-        """Returns its exit code; that of a kill by us when it had not ended by itself."""
-        self.kill()
-        return await self._process.wait()
+        """Ends it by force: one that was broken into would not heed that its input ends.
 
-    def kill(self) -> None:
-        """Ends it by force: one that was broken into would not heed that its input ends."""
+        Returns its exit code; that of a kill by us when it had not ended by itself. Raises ValidatorFault.
+        """
         self._sock.close()
         # Popen's own kill looks for an end first, and takes it from its waiter; the number may be another's by then.
         if self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            os.close(self._pidfd)
-            self._pidfd = -1
+            pidfd, self._pidfd = self._pidfd, -1
+            try:
+                await kill_own(pidfd)
+            except OSError as error:
+                raise ValidatorFault(f"the process for hostile input cannot be ended: {error.strerror}") from error
+            finally:
+                os.close(pidfd)
+        return await self._process.wait()
 
 
 def _verdict(answer: Mapping[str, Any]) -> SchemaVerdict:
