@@ -66,8 +66,8 @@ async def start_own(
 async def kill_own(pidfd: int) -> None:
     """Kills a process of ours that may have another user by now. Raises PermissionError with the mend.
 
-    A root without CAP_KILL, as in a container with few capabilities, may signal its own user's processes alone, and
-    one with CAP_SETUID can send a process that becomes the other user (kill(2)).
+    Root without CAP_KILL, which many containers lack, may signal its own user's processes alone. With CAP_SETUID it can
+    send a process that becomes the other user (kill(2)).
     """
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A server whose root lacks CAP_KILL, as in many a container, ends its processes of other users all the same."""
+"""A server whose root lacks CAP_KILL ends its processes of other users all the same."""
 
 from __future__ import annotations
 
