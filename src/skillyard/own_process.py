@@ -64,7 +64,7 @@ async def start_own(
 
 
 async def kill_own(pidfd: int) -> None:
-    """Kills a process of ours that may have another user by now. Raises PermissionError with the mend.
+    """Kills a process of ours that may have another user by now. Raises PermissionError with the remedy.
 
     Root without CAP_KILL, which many containers lack, may signal its own user's processes alone. With CAP_SETUID it can
     send a process that becomes the other user (kill(2)).
