@@ -36,6 +36,16 @@ def worker() -> Iterator[int]:
         process.kill()
 
 
+def test_nothing_is_counted_for_a_worker_that_nobody_knows(tmp_path: Path) -> None:
+    (tmp_path / "pids.peak").write_text("2\n")
+    group = Group(2, {"": str(tmp_path)})
+    group.open_counters()
+    meter = ProcessMeter(group, weighs=False)
+    meter.look()
+    group.close_counters()
+    assert meter.used.cpu_seconds is None
+
+
 @pytest.mark.parametrize(
     ("peak", "counted"),
     [("2\n", False), ("3\n", True), ("", True), (None, True)],

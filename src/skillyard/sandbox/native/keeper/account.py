@@ -89,6 +89,8 @@ class ProcessMeter:
 
         One that has ended already is counted by init.
         """
+        if not self.worker:  # the clock of the process 0 is our own
+            return
         with contextlib.suppress(OSError, ValueError):
             childless = self._group is not None and self._group.most_processes() == _INIT_AND_WORKER
             seconds = own_seconds(self.worker) if childless else cpu_seconds(self.worker)
