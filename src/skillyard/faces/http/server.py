@@ -74,6 +74,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         self.since = self.loop.time()
+        cast("_Joining", self.transport).flush()
         super().on_response_complete()
 
     def overdue(self, now: float) -> bool:
@@ -175,22 +176,23 @@ class _Joining:
         if not data:
             return
         if len(data) > _JOINED:
-            self._flush()
+            self.flush()
             self._transport.write(data)
             return
         if not self._held:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         self._held.append(data)
 
     def close(self) -> None:
-        self._flush()
+        self.flush()
         self._transport.close()
 
     def itself(self) -> asyncio.Transport:
-        self._flush()
+        self.flush()
         return self._transport
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Sends what is held."""
         held, self._held = self._held, []
         if held:
             self._transport.write(b"".join(held))
