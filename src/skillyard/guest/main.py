@@ -13,7 +13,7 @@ from .call import Call, find, finished, forget_code, load_code, load_skill
 from .clearing import clear
 from .errors import SandboxError
 from .frames import Channel
-from .imports import SkillFinder, show_skills
+from .imports import show_skills
 from .output_files import make_place, send_left
 from .programs import interpreter
 from .programs.tools import show_tools
@@ -39,7 +39,7 @@ number."""
 _USE = "    try:\n        import {name}\n        {step}\n    except BaseException:\n        pass\n"
 
 
-def _rehearsal() -> bytes:
+def _rehearsal(workspace: str) -> bytes:
     """Returns a request that also uses what was imported ahead."""
     uses = "".join(_USE.format(name=name, step=step) for name, step in _USES.items() if name in sys.modules)
     return json.dumps(
@@ -47,9 +47,14 @@ def _rehearsal() -> bytes:
             "code": f"import json\n\ndef main(args):\n{uses}"
             "    return {'sum': sum(args['xs']), 'text': json.dumps(args)}\n",
             "args": {"xs": [1, 2.5], "text": "é"},
-            "skills": {"a.b": {"root": "/skills/a.b", "entry": "code/main.py"}},
+            "skill": None,
+            "skills": {},
+            "entrypoint": "main",
             "blobs": {},
             "blob_prefix": "blob:0-",
+            "env": {},
+            "workspace": workspace,
+            "files": {"count": 0, "each_bytes": 0, "bytes": 0},
         }
     ).encode()
 
@@ -60,10 +65,6 @@ _REHEARSE_AFTER_S = 0.02
 """A request that comes sooner is awaited: a rehearsal beside it takes as long as it saves."""
 _NOWHERE = "/proc/self/fdinfo"
 """A working directory in which nothing can be made or removed."""
-_WARM_UP = {
-    "skill": None, "skills": {}, "entrypoint": "main", "env": {}, "workspace": _NOWHERE,
-    "files": {"count": 0, "each_bytes": 0, "bytes": 0},
-}  # fmt: skip
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
@@ -100,12 +101,12 @@ def _warm_up() -> None:
         return
     path, finders, argv, modules = list(sys.path), list(sys.meta_path), sys.argv, dict(sys.modules)
     nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    request = {**json.loads(_rehearsal()), **_WARM_UP}
+    request = _rehearsal(_NOWHERE)
     for _ in range(_WARM_UPS):
         guest = _Guest()
         guest.hidden = []
         guest.open(nothing)
-        guest.run(json.dumps(request).encode())
+        guest.run(request)
         forget_code()
         sys.path[:], sys.meta_path[:], sys.argv = path, finders, argv
     os.close(nothing)
@@ -193,7 +194,7 @@ class _Guest:
         """Names that foreign code does not find among the modules."""
         self._hint = ""
         self._as_script = False
-        self._rehearsal = _rehearsal()
+        self._rehearsal, self._rehearsal_nowhere = _rehearsal(WORKSPACE), _rehearsal(_NOWHERE)
         self.stack_fd = -1
         self.spared: frozenset[int] = frozenset()
         self.end = b""
@@ -208,23 +209,20 @@ class _Guest:
         process.be_plain(self.hidden)
 
     def rehearse(self) -> None:
-        """Makes a small run of our own while the request is awaited.
+        """Makes a whole run of our own while the request is awaited.
 
         It copies the memory pages of the warm interpreter that the real run will touch, each of which costs
         microseconds. The real run replaces all that it leaves.
         """
-        request = json.loads(self._rehearsal)
-        self._blobs._mount(request)
-        SkillFinder(request["skills"])
-        module = load_code(request["code"], WORKSPACE)
-        payload = encode(Call(module.main, request["args"]).make(), MAX_RESULT_BYTES)
-        process.flush_stdio()
-        forget_code()
+        path, finders, argv, channel = list(sys.path), list(sys.meta_path), sys.argv, self._channel
         nothing = os.open(os.devnull, os.O_WRONLY)
-        channel = Channel()
-        channel.open(nothing)
-        channel.finish(b"R", payload)
+        self._channel = Channel()
+        self._channel.open(nothing)
+        self.run(self._rehearsal if os.access(WORKSPACE, os.W_OK) else self._rehearsal_nowhere)
         os.close(nothing)
+        forget_code()
+        sys.path[:], sys.meta_path[:], sys.argv = path, finders, argv
+        self._channel, self._hint, self._notes, self._request = channel, "", {}, {}
 
     def run(self, request_bytes: bytes) -> None:
         try:
