@@ -1,6 +1,7 @@
 """The drive of one program from its record, up to its end.
 
-The record is written before the sandbox exists, and moved to its end when the sandbox is gone. When the caller's task
+The record is written before the sandbox exists, and moved to its end when the sandbox is gone. That of a run which was
+launched is written when its sandbox is told of, or once with its end where that is told as soon. When the caller's task
 is cancelled, a task of the engine's ends the tree, keeps the output so far, destroys the sandbox and writes the record.
 """
 
@@ -93,6 +94,8 @@ class Driver:
         self._channel = Channel(BlobSink(self._target), job.frames)
         self._parts = self._in_parts()
         self._left: Left | None = None
+        self._noted: bool | None = False
+        """Whether the first record is written; None where nobody knows."""
         self._parting = False
         """Whether the sandbox ends by itself, behind the answer."""
         self._found = Findings(queued_ms=self._elapsed_ms())
@@ -142,10 +145,13 @@ class Driver:
     async def _begin(self) -> RunRecord:
         if self._loan.network is not None:
             self._record = replace(self._record, network=await self._loan.begin())
-        if self._ledger is None:
-            await self._tools.records.insert(self._record)
-        else:
+        if self._ledger is not None:
             self._record = await self._ledger.begin(self._record)
+        else:
+            if self._record.idempotency_key is None:  # else a record stands before anything is done
+                self._loan.launch(self._first(self._job.guest))
+            if not self._loan.is_launching:
+                await self._note(self._record)
         return await self._conclude(await self._attempt(self._work))
 
     async def _rejoin(self) -> RunRecord:
@@ -189,8 +195,10 @@ class Driver:
 
     async def _work(self) -> Failure | None:
         if self._ledger is None:  # the record of another says where its sandbox is before the program starts
-            self._loan.first = self._first(self._job.guest)
+            self._loan.launch(self._first(self._job.guest))
         sandbox, guest = await self._loan.open(self._job.guest)
+        if self._ledger is None and self._noted is False and not self._loan.launched_over:
+            await self._note(self._record)
         if image := self._loan.image:
             self._record = replace(self._record, digests={**self._record.digests, "image": image})
         if self._active.cancel_reason is not None and self._loan.launched is None:
@@ -368,7 +376,7 @@ class Driver:
             self._active.starts_again()
             return final
         try:
-            moved = await (tools.records if ledger is None else ledger).finish(final)
+            moved = await (self._finish(final) if ledger is None else ledger.finish(final))
         finally:  # a record that could not be written is settled by a sweep; nobody waits for it until then
             tools.active.forget(self._active)
         if self._parting:
@@ -379,6 +387,22 @@ class Driver:
             elapsed_ms = (tools.clock.monotonic() - self._job.taken_at) * 1000
             tools.emit(RunEnded(final, elapsed_ms, len(tools.active)))
         return final
+
+    async def _note(self, record: RunRecord) -> None:
+        self._noted = None  # until it is stored: it may be, where this is cancelled
+        await self._tools.records.insert(record)
+        self._noted = True
+
+    async def _finish(self, final: RunRecord) -> bool:
+        """Writes the last record; returns False when the run had one."""
+        records = self._tools.records
+        if self._noted is not False and await records.finish(final):
+            return True
+        unsure = self._noted is None and self._loan.is_launching
+        if self._noted is not False and not (unsure and await records.get(self._run_id) is None):
+            return False
+        await self._note(final)
+        return True
 
     async def _is_gone(self) -> None:
         await self._tools.records.note_gone(self._run_id, round(self._elapsed_ms() - self._found.ended_ms, 3))

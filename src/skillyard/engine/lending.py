@@ -7,7 +7,7 @@ confirm. A sandbox that outlives its server is let go instead of destroyed when 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +20,7 @@ from skillyard.engine.network.run_network import NetworkGrant, RunNetwork
 from skillyard.engine.observer import Fault, Observer
 from skillyard.engine.shares import Admission, Budget, Place, Room
 from skillyard.engine.tasks import Tasks
-from skillyard.ports.sandbox import Sandbox
+from skillyard.ports.sandbox import Launched, Sandbox
 from skillyard.values import dataclass
 
 Queued = Callable[[int], None]
@@ -64,10 +64,10 @@ class Loan:
         """The id of the session whose sandbox it is."""
         self.keeps = False
         """Whether its program goes on while others use the sandbox."""
-        self.first: Start | None = None
-        """The program that may be started with the sandbox, where nothing is left to be done between."""
         self.launched: Start | None = None
-        """The same once it was."""
+        """The program that was started with the sandbox."""
+        self.launched_over = False
+        """Whether it had ended when the sandbox stood for the engine."""
         self.launched_ago_s = 0.0
         """How long before the sandbox stood for the engine its program was started."""
         self.interpreter: dict[str, str] | None = None
@@ -83,6 +83,7 @@ class Loan:
         self._emit = emit
         self._queued = queued
         self._place: Place | None = None
+        self._launching: tuple[Start, Coroutine[Any, Any, Launched]] | None = None
         self._creating = False
         self._over = False
         self._seen: Mapping[str, Any] | None = None
@@ -101,6 +102,8 @@ class Loan:
 
     async def __aexit__(self, *_: object) -> None:
         try:
+            if self._launching is not None:
+                self._launching[1].close()
             if not self._over:
                 await self._tasks.shielded(self._abandon(), f"end of {self._order.key}")
         finally:
@@ -123,6 +126,21 @@ class Loan:
             return None
         self.network.begin(self._tasks)
         return await self.network.so_far()
+
+    def launch(self, first: Start) -> None:
+        """Asks for the sandbox with its first program, where nothing is left to be done between.
+
+        Where the backend can, it is started before this returns; :meth:`open` returns what was asked for. It does
+        nothing when it was called before. Raises ProtectionMissing.
+        """
+        if self._launching is None and self.network is None and (launcher := self._order.offer.launcher()) is not None:
+            self._creating = True
+            self._launching = first, launcher.launch(self._spec, self._order.key, first)
+
+    @property
+    def is_launching(self) -> bool:
+        """Returns whether the program may have begun."""
+        return self._launching is not None
 
     async def open(self, guest: Mapping[str, Any]) -> tuple[Sandbox, Mapping[str, Any]]:
         """Returns the sandbox and the guest's request.
@@ -151,10 +169,11 @@ class Loan:
 
     async def _launch(self, key: str) -> Sandbox:
         """Creates the sandbox, with the first program where that can be."""
-        if self.first is None or self.network is not None or (launcher := self._order.offer.launcher()) is None:
+        if self._launching is None:
             return await self._create(key)
-        sandbox, self.launched_ago_s = await launcher.launch(self._spec, key, self.first)
-        self.launched = self.first
+        first, launching = self._launching
+        sandbox, self.launched_ago_s, self.launched_over = await launching
+        self.launched = first
         return sandbox
 
     async def hand_back(self) -> None:

@@ -306,10 +306,10 @@ class Budget:
     @contextmanager
     def holding(self, principal: str, amount: int = 1, *, accepted: bool = False) -> Iterator[None]:
         """Raises Busy when it does not fit, unless it was ``accepted`` before."""
-        full = self.held + amount > self.total or self._held[principal] + amount > self.each
-        if full and not accepted:
+        held = self._held.get(principal, 0) + amount
+        if not accepted and (self.held + amount > self.total or held > self.each):
             raise Busy(self._refusal, retry_after_ms=_SOON_MS)
-        self._held[principal] += amount
+        self._held[principal] = held
         self.held += amount
         try:
             yield

@@ -34,7 +34,7 @@ def read_object(raw: bytes | bytearray, most: int) -> dict[str, Any]:
     if len(raw) > most:
         raise BadMessage(f"its message has more than {most} bytes")
     try:
-        value = json.loads(raw)
+        value = json.loads(str(raw, "utf-8"))
     except (ValueError, RecursionError):
         raise BadMessage("its message is not JSON") from None
     if not isinstance(value, dict):
@@ -74,6 +74,7 @@ _READ = 1 << 16
 _JOINED = 1 << 16
 """Bytes that are sent by one call where they can be: each call costs more than the copy."""
 _TRUNCATED = int(socket.MSG_CTRUNC)  # an enumeration's member is slow to combine
+_LOOK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 CROWDED_S = 0.002
 """Before descriptors are sent again when too many are on their way (ETOOMANYREFS)."""
 
@@ -107,7 +108,7 @@ def is_quiet(sock: socket.socket) -> bool:
     A killed process closes its end long before the kernel is done with it and its parent hears of it.
     """
     try:
-        sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        sock.recv(1, _LOOK)
     except BlockingIOError:
         return True
     except OSError:

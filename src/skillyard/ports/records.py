@@ -22,7 +22,7 @@ class RecordStore(Protocol):
     a driver adds. A record that is owned as RUN has none: it tells all of them itself."""
 
     async def insert(self, record: RunRecord, request: str | None = None) -> None:
-        """Durable when it returns.
+        """Stores a live record, or that of a run of this server with its end. Durable when it returns.
 
         ``request`` is kept beside the record until that has ended. Raises IdempotencyConflict when (principal,
         idempotency_key) is taken by a record with another ``request_digest`` or another run id.

@@ -5,8 +5,8 @@ It is wide enough for a fork, a container and a cluster.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from skillyard.domain.network.session import Egress
 from skillyard.domain.sandbox.guarantees import Nature, Probe
@@ -292,10 +292,11 @@ class Backend(Protocol):
 
 
 class Launched(NamedTuple):
-    """A sandbox with its first program, which was started ``ago_s`` before it was returned."""
+    """A sandbox whose program was started ``ago_s`` before this, and may be ``over``."""
 
     sandbox: Sandbox
     ago_s: float
+    over: bool = False
 
 
 @runtime_checkable
@@ -307,8 +308,11 @@ class Launching(Protocol):
         """Returns the level of each wall in all of its sandboxes; None where each is to be asked."""
         ...
 
-    async def launch(self, spec: SandboxSpec, key: str, first: Start) -> Launched:
+    def launch(self, spec: SandboxSpec, key: str, first: Start) -> Coroutine[Any, Any, Launched]:
         """As ``create``, with a program that was started. ``start`` with the same id gives its process.
+
+        The program may be started before the result is awaited. It raises nothing until then. A caller that does
+        not await it destroys what ``create`` gives for the key.
 
         A backend may tell of it some milliseconds later, together with the end of a short program.
         Where a backend lost the sandbox before it told of it, the program may be started again in another one.

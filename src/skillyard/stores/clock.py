@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from functools import cache
 from pathlib import Path
@@ -25,13 +25,13 @@ class SystemIds:
     """128 random bits an id, from the operating system."""
 
     def run(self) -> str:
-        return f"run_{secrets.token_hex(16)}"
+        return f"run_{os.urandom(16).hex()}"
 
     def blob(self) -> str:
-        return f"blob:{secrets.token_hex(16)}"
+        return f"blob:{os.urandom(16).hex()}"
 
     def session(self) -> str:
-        return f"ses_{secrets.token_hex(16)}"
+        return f"ses_{os.urandom(16).hex()}"
 
 
 @cache
@@ -40,4 +40,4 @@ def _boot() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
-        return secrets.token_hex(16)
+        return os.urandom(16).hex()

@@ -459,6 +459,8 @@ async def unfinished_gives_what_lives(make: Maker) -> None:
         await store.insert(detached(3))
         await store.insert(detached(4, status=RunStatus.STARTING))
         await store.finish(ended(running(1)))
+        await store.insert(ended(running(5)))
+        expect(not await store.finish(ended(running(5))), "one that was inserted with its end has it")
         found = [record.run_id for record in await store.unfinished()]
         expect(sorted(found) == ["run_0", "run_2", "run_3", "run_4"], "all live records and no other", found)
 

@@ -135,6 +135,26 @@ async def test_a_launch_is_told_of_while_its_program_runs(ground: Ground, single
     assert await backend.survey() == []
 
 
+async def test_a_launched_program_begins_before_anybody_waits_for_it(ground: Ground) -> None:
+    backend, mark = ground.backend, fresh("begun")
+    assert isinstance(backend, NativeBackend)
+    source = f"import subprocess\ndef main(args): subprocess.run(['sh', '-c', 'sleep 600; true {mark}'])"
+    spec, key = await ground.spec(LIMITS, single=True), fresh("key")
+    launching = backend.launch(spec, key, Start(code(source), "p", 60_000))
+    async with asyncio.timeout(60):
+        while not processes(mark):
+            await asyncio.sleep(0.01)
+    launching.close()  # nobody waits for it: the key still names the sandbox
+    await backend.destroy((await backend.create(spec, key)).handle)
+    assert (await backend.survey(), processes(mark)) == ([], [])
+
+
+async def test_programs_do_not_interrupt_those_that_drive_them(ground: Ground) -> None:
+    async with ground.sandbox(LIMITS, single=True) as sandbox:
+        got = await run(sandbox, code("import os\ndef main(args): return {'policy': os.sched_getscheduler(0)}"))
+    assert b'"policy":%d' % os.SCHED_BATCH in got.channel
+
+
 async def test_a_launch_that_is_given_up_leaves_nothing(ground: Ground) -> None:
     backend, mark = ground.backend, fresh("given-up")
     assert isinstance(backend, NativeBackend)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from skillyard.config.limits import AdmissionSettings
 from skillyard.domain.errors import Busy, InvalidInput, ProtectionMissing, SandboxFault
 from skillyard.domain.package.environment import Wanted
 from skillyard.domain.sandbox.guarantees import Demand, Probe
-from skillyard.domain.sandbox.spec import SandboxSpec
+from skillyard.domain.sandbox.spec import Guest, SandboxSpec, Start
 from skillyard.domain.work.limits import Limits
 from skillyard.engine.backends import Offer
 from skillyard.engine.lending import Lender, Order
@@ -22,6 +23,7 @@ from skillyard.engine.packages.environment import BuildFailed, standard_library
 from skillyard.engine.packages.steps import Steps
 from skillyard.engine.shares import Admission, Budget, Room
 from skillyard.engine.tasks import Tasks
+from skillyard.ports.sandbox import Launched
 from tests.unit.engine.conftest import Rig
 
 pytestmark = pytest.mark.anyio
@@ -156,6 +158,32 @@ async def test_no_program_is_launched_behind_lesser_walls(rig: Rig) -> None:
     assert offer.launcher() is None
     backend.enforces = probe.enforced()  # type: ignore[attr-defined]
     assert offer.launcher() is not None
+
+
+async def test_a_launch_that_nobody_waits_for_leaves_nothing(rig: Rig) -> None:
+    probe, backend, asked = await rig.backend.probe(), rig.backend, []
+
+    async def launch(spec: SandboxSpec, key: str, first: Start) -> Launched:
+        raise AssertionError("it was awaited")
+
+    def ask(spec: SandboxSpec, key: str, first: Start) -> Coroutine[Any, Any, Launched]:
+        asked.append(first.id)
+        return launch(spec, key, first)
+
+    backend.enforces, backend.launch = probe.enforced(), ask  # type: ignore[attr-defined]
+    await rig.app.backends.start()
+    shop, made = Shop(rig), backend.create
+    keys: list[str] = []
+
+    async def create(spec: SandboxSpec, key: str) -> Any:
+        keys.append(key)
+        return await made(spec, key)
+
+    backend.create = create  # type: ignore[method-assign]
+    async with shop.lender.lend(shop.order("k")) as loan:
+        loan.launch(Start(Guest({}), "p"))
+        loan.launch(Start(Guest({}), "q"))
+    assert (asked, keys, backend.held, shop.admission.running) == (["p"], ["k"], {}, 0)
 
 
 async def test_none_is_lent_when_the_server_closes(rig: Rig) -> None:

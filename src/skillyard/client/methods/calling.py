@@ -54,4 +54,10 @@ def given(**params: Any) -> Json:
 
 
 def _sent(value: Any) -> Any:
+    if type(value) in _PLAIN:
+        return value
     return list(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else value
+
+
+_PLAIN = frozenset({str, bytes, int, float, bool, dict})
+"""Known at once: what :class:`Sequence` is asked about costs more than the rest."""

@@ -1,4 +1,4 @@
-"""The record of a run: written before its sandbox exists, and again when it has ended."""
+"""The record of a run: written when it begins, and when it has ended."""
 
 from __future__ import annotations
 

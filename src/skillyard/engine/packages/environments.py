@@ -119,7 +119,7 @@ class Environments:
     @contextmanager
     def using(self, digest: str) -> Iterator[None]:
         """While this lasts the environment is not removed."""
-        self._users[digest] += 1
+        self._users[digest] = self._users.get(digest, 0) + 1
         try:
             yield
         finally:

@@ -84,8 +84,10 @@ NO_LOG = Log()
 
 async def keep_log(source: AsyncIterator[bytes], redaction: Redaction, target: BlobTarget) -> Log:
     """Store a log, redacted, and give its preview. Small logs go in one piece."""
+    if (head := await anext(source, b"")) == b"":
+        return NO_LOG
     preview = Preview()
-    pieces = _tapped(source, redaction, preview)
+    pieces = _tapped(_joined(head, source), redaction, preview)
     start = bytearray()
     async for piece in pieces:
         start += piece

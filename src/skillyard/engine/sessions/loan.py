@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, SandboxCutOff, SandboxFault, SandboxGone, SkillyardError
-from skillyard.domain.sandbox.spec import cell_request
+from skillyard.domain.sandbox.spec import Start, cell_request
 from skillyard.domain.work.record import Ending, Outcome, Usage
 from skillyard.domain.work.session import SessionRecord, SessionState
 from skillyard.engine.lending import PATIENCE_S, Loan, Order, Queued
@@ -88,6 +88,9 @@ class SessionLoan(Loan):
         finally:
             if not self._handed_back:
                 self._keeping.turns.leave(self._use.key)
+
+    def launch(self, first: Start) -> None:
+        """Does nothing: the program starts when the sandbox is as this run needs it."""
 
     async def open(self, guest: Mapping[str, Any]) -> tuple[Sandbox, Mapping[str, Any]]:
         """As for a sandbox of the run's own. Where the one that is there does not fit, its files move to a new one.

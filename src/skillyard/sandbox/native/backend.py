@@ -8,13 +8,14 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from skillyard.config.backends import NativeSettings
-from skillyard.domain.errors import ProtectionMissing, SandboxCutOff, SandboxFault, SandboxGone
+from skillyard.domain.errors import ProtectionMissing, SandboxCutOff, SandboxFault, SandboxGone, SkillyardError
 from skillyard.domain.network.session import Egress
 from skillyard.domain.sandbox.content import Content, JailDirectory
 from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
@@ -35,6 +36,14 @@ from skillyard.sandbox.registry import Kind, Place
 _USUAL = NativeSettings()
 _GIVEN = 64 * 1024
 """Bytes of a request that any usual channel takes at once."""
+
+
+class _Create(NamedTuple):
+    """A sandbox that the keeper was asked for. ``in_part`` says that its channel took a part of the request."""
+
+    link: Link
+    answer: asyncio.Future[tuple[dict[str, Any], bytes]]
+    in_part: bool
 
 
 class NativeBackend:
@@ -122,9 +131,28 @@ class NativeBackend:
     def enforces(self) -> Mapping[str, str] | None:
         return self._enforced if self._probe is not None and self.name == "native" else None
 
-    async def launch(self, spec: SandboxSpec, key: str, first: Start) -> Launched:
-        sandbox = await self._make(spec, key, first)
-        return Launched(sandbox, sandbox.told_late_s)
+    def launch(self, spec: SandboxSpec, key: str, first: Start) -> Coroutine[Any, Any, Launched]:
+        """Asks the keeper at once where nothing has to be awaited before."""
+        try:
+            asked = self._ask_now(spec, key, first)
+        except SkillyardError:  # it meets whoever awaits
+            asked = None
+        return self._launch(spec, key, first, asked)
+
+    def _ask_now(self, spec: SandboxSpec, key: str, first: Start) -> _Create | None:
+        link = self._link
+        if self._probe is None or link is None or not link.alive or not _is_placed(spec):
+            return None
+        self._demand(spec)
+        return self._ask(link, spec, key, first)
+
+    async def _launch(self, spec: SandboxSpec, key: str, first: Start, asked: _Create | None) -> Launched:
+        sandbox = None
+        if asked is not None:
+            with suppress(SandboxGone):  # as in _create
+                sandbox = await self._answered(spec, asked)
+        sandbox = sandbox or await self._make(spec, key, first)
+        return Launched(sandbox, sandbox.told_late_s, sandbox.processes[first.id].is_over)
 
     async def create(self, spec: SandboxSpec, key: str) -> NativeSandbox:
         return await self._make(spec, key, None)
@@ -153,50 +181,57 @@ class NativeBackend:
     async def create_unchecked(self, spec: SandboxSpec, key: str, first: Start | None = None) -> NativeSandbox:
         """:meth:`create` without comparing demand and offer: what the probe itself uses."""
         link = self._link if self._link is not None and self._link.alive else await self._linked()
+        return await self._answered(spec, self._ask(link, spec, key, first))
+
+    def _ask(self, link: Link, spec: SandboxSpec, key: str, first: Start | None) -> _Create:
+        """Asks for a sandbox. Where one waits, its channel gets the request of the guest before."""
         shape = self.shape(link, spec)
         start, body = (None, b"") if first is None else launch_message(first)
         ready = link.take(shape) if spec.single and not spec.command else None
         alone = first is not None and not spec.mounts and spec.egress is None and len(body) <= _GIVEN
-        request = body if ready is not None and alone and self._gives else b""
+        taken = 0
+        if ready is not None:
+            # Before the question, since the kernel may let the keeper run first.
+            with ready.channel:
+                taken = ready.give(body) if alone and self._gives else 0
+        answer = link.ask(
+            {
+                "op": "create",
+                "key": key,
+                "owner": spec.owner.value,
+                "single": spec.single,
+                "command": spec.command,
+                "timeout_ms": spec.limits.timeout_ms,
+                "tenant": spec.tenant,
+                "shape": shape,
+                "shows": [_show(mount) for mount in spec.mounts],
+                "listen": _listen(spec),
+                "start": start,
+                "take": "" if ready is None else ready.handle,
+                "begun": taken > 0,
+            },
+            b"" if taken else body,
+            comes=lambda answer: self._made(link, answer, first),
+            unwanted=lambda late: self._unwanted(link, late),
+        )
+        return _Create(link, answer, in_part=0 < taken < len(body))
+
+    async def _answered(self, spec: SandboxSpec, asked: _Create) -> NativeSandbox:
+        link, future, in_part = asked
         try:
-            asked = link.ask(
-                {
-                    "op": "create",
-                    "key": key,
-                    "owner": spec.owner.value,
-                    "single": spec.single,
-                    "command": spec.command,
-                    "timeout_ms": spec.limits.timeout_ms,
-                    "tenant": spec.tenant,
-                    "shape": shape,
-                    "shows": [_show(mount) for mount in spec.mounts],
-                    "listen": _listen(spec),
-                    "start": start,
-                    "take": "" if ready is None else ready.handle,
-                    "begun": bool(request),
-                },
-                b"" if request else body,
-                comes=lambda answer: self._made(link, answer, first),
-                unwanted=lambda late: self._unwanted(link, late),
-            )
-            taken = ready.give(request) if ready is not None and request else 0
-        finally:
-            if ready is not None:
-                ready.channel.close()
-        try:
-            answer, _ = await asked
+            answer, _ = await future
         except asyncio.CancelledError:
-            if not asked.cancelled():  # it came just before
-                self._unwanted(link, asked.result()[0])
+            if not future.cancelled():  # it came just before
+                self._unwanted(link, future.result()[0])
             raise
         if "gone" in answer:
             raise SandboxGone(answer["gone"])
         if "handle" not in answer:
             raise SandboxFault(f"no sandbox could be made: {answer['error']}")
-        if taken < len(request):
-            self._gives = taken == 0
+        if in_part:
+            self._gives = False
             await self.destroy(answer["handle"])
-            raise SandboxGone("its channel did not take the request")
+            raise SandboxGone("its channel did not take the whole request")
         held = self._sandboxes[answer["handle"]]
         if spec.egress is not None:
             await self._plug_in(link, held, spec.egress, answer.get("sockets", ()))

@@ -70,17 +70,16 @@ class Ready(NamedTuple):
     channel: socket.socket
 
     def give(self, request: bytes) -> int:
-        """Writes the request of its guest, and closes our end.
+        """Writes the request of its guest.
 
         Returns how many bytes were taken: fewer in a small channel, none where the worker has ended.
         """
-        with self.channel as channel:
-            try:
-                taken = channel.send(request, socket.MSG_DONTWAIT)
-                if taken == len(request):
-                    channel.shutdown(socket.SHUT_WR)
-            except OSError:
-                return 0
+        try:
+            taken = self.channel.send(request, socket.MSG_DONTWAIT)
+            if taken == len(request):
+                self.channel.shutdown(socket.SHUT_WR)
+        except OSError:
+            return 0
         return taken
 
 

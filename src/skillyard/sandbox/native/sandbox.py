@@ -74,7 +74,17 @@ class NativeProcess:
     def id(self) -> str:
         return self._id
 
-    async def output(self, stream: Stream, offset: int = 0) -> AsyncIterator[bytes]:
+    @property
+    def is_over(self) -> bool:
+        return self._ending is not None
+
+    def output(self, stream: Stream, offset: int = 0) -> AsyncIterator[bytes]:
+        first = self._firsts.get(stream, 0)
+        if self._ending is not None and stream in self._inline and offset >= first:
+            return _AtHand(self._inline[stream][offset - first :])
+        return self._pushed(stream, offset)
+
+    async def _pushed(self, stream: Stream, offset: int) -> AsyncIterator[bytes]:
         if self._ending is None and (patience := self._patient_until - self._loop.time()) > 0:
             await self._until_ended(patience)
         if stream not in self._inline and offset < self._sizes.get(stream, offset + 1):
@@ -180,6 +190,22 @@ class NativeProcess:
 
     def _about(self, operation: str) -> dict[str, Any]:
         return {"op": operation, "handle": self._handle, "id": self._id}
+
+
+class _AtHand:
+    """Output that came with the end. A generator would cost a short run more than the rest of its output."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __aiter__(self) -> _AtHand:
+        return self
+
+    async def __anext__(self) -> bytes:
+        data, self._data = self._data, b""
+        if not data:
+            raise StopAsyncIteration
+        return data
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

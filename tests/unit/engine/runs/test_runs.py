@@ -9,11 +9,9 @@ import pytest
 
 from skillyard.domain.errors import Busy, ProtectionMissing, SandboxFault, SandboxGone, StoreFault
 from skillyard.domain.sandbox.guarantees import Level, Protection
-from skillyard.domain.sandbox.spec import SandboxSpec, Start
 from skillyard.domain.work.record import Ending, Outcome, RunStatus, Usage
 from skillyard.engine import driver
 from skillyard.engine.observer import Fault, RunEnded, RunRefused, RunStarted
-from skillyard.ports.sandbox import Launched
 from skillyard.testing.twin_sandbox import TwinProcess
 from tests.unit.engine.conftest import Rig, playing
 from tests.unit.engine.fakes import blob, frame, raises, result
@@ -272,26 +270,6 @@ async def test_events_tell_the_story(rig: Rig) -> None:
     [started], [ended] = rig.of(RunStarted), rig.of(RunEnded)
     assert started.run_id == ended.record.run_id == run["run_id"]
     assert started.kind == "run_code"
-
-
-async def test_a_program_that_was_told_of_late_began_before_that(rig: Rig) -> None:
-    """A backend may tell of a launch together with its end."""
-    backend = rig.backend
-    probe = await backend.probe()
-
-    async def launch(spec: SandboxSpec, key: str, first: Start) -> Launched:
-        sandbox = await backend.create(spec, key)
-        await sandbox.start(first.program, id=first.id, timeout_ms=first.timeout_ms, streams=first.streams)
-        return Launched(sandbox, 3600.0)
-
-    backend.enforces, backend.launch = probe.enforced(), launch  # type: ignore[attr-defined]
-    await rig.app.backends.start()
-    record = await rig.record(await rig.run())
-    [started] = rig.of(RunStarted)
-    assert -3600_000 <= started.created_ms < 0, "this one, by an hour before its request"
-    assert record.started_at is not None
-    assert record.ended_at is not None
-    assert record.ended_at - record.started_at >= 3600
 
 
 async def test_the_record_exists_before_the_sandbox(rig: Rig) -> None:
