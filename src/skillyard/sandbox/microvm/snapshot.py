@@ -42,10 +42,12 @@ _WARM = """
 /lib/*/libpcre2-8.so.0 /lib/*/libmount.so.1 /lib/*/libblkid.so.1 /usr/lib/*/libffi.so.8
 /usr/lib/python3.*/__pycache__/* /usr/lib/python3.*/json/__pycache__/* /usr/lib/python3.*/re/__pycache__/*
 /usr/lib/python3.*/encodings/__pycache__/* /usr/lib/python3.*/collections/__pycache__/*
-/usr/lib/python3.*/ctypes/__pycache__/* /usr/lib/python3.*/lib-dynload/_ctypes*
+/usr/lib/python3.*/ctypes/__pycache__/* /usr/lib/python3.*/lib-dynload/_ctypes.*
+/usr/lib/python3.*/lib-dynload/_json.* /usr/lib/python3.*/lib-dynload/resource.*
 /usr/lib/python3.*/importlib/__pycache__/* /usr/lib/python3.*/urllib/__pycache__/*
+/etc/ld.so.cache /usr/lib/locale/C.utf8/LC_CTYPE /usr/bin/pyvenv.cfg /usr/pyvenv.cfg /usr/bin/pybuilddir.txt
 """
-"""Files that each sandbox reads: they are in the memory of a snapshot."""
+"""Files that each sandbox reads, or finds missing: a snapshot has that in its memory."""
 _STATE, _DIGEST = "state", "digest"
 
 
