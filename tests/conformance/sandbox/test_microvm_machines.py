@@ -262,7 +262,7 @@ async def test_a_snapshot_that_was_changed_is_made_anew(backend: MicrovmBackend,
 @pytest.mark.long
 def test_an_image_is_built_of_a_given_root(tmp_path: Path) -> None:
     root, output = tmp_path / "root", tmp_path / "image"
-    for name in ("bwrap", "setpriv", "setsid", "mount", "python3.11"):
+    for name in ("bash", "python3.11"):
         (root / "usr/bin").mkdir(parents=True, exist_ok=True)
         (root / "usr/bin" / name).write_text("a program")
     with pytest.raises(InvalidInput, match="lacks python3: install"):
@@ -319,7 +319,7 @@ async def test_a_real_guest_answers_with_kvm_in_ten_seconds_or_kvm_is_not_used(i
     if accel.name == "kvm":
         assert accel.why == "a guest booted with KVM"
     else:
-        assert accel.why.startswith("no guest answered in 10 s with KVM")
+        assert accel.why.startswith(("no guest answered in 10 s with KVM", "the machine does not boot"))
         assert json.loads((tmp_path / "kvm.json").read_text())["why"] == accel.why
     assert standing(tmp_path) == ([], [], [])
     assert [path.name for path in tmp_path.iterdir()] == ["kvm.json"]
