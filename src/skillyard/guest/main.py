@@ -39,8 +39,8 @@ number."""
 _USE = "    try:\n        import {name}\n        {step}\n    except BaseException:\n        pass\n"
 
 
-def _rehearsal(workspace: str) -> bytes:
-    """Returns a request that also uses what was imported ahead."""
+def _rehearsal() -> bytes:
+    """Returns a request for the working directory, which also uses what was imported ahead."""
     uses = "".join(_USE.format(name=name, step=step) for name, step in _USES.items() if name in sys.modules)
     return json.dumps(
         {
@@ -53,7 +53,7 @@ def _rehearsal(workspace: str) -> bytes:
             "blobs": {},
             "blob_prefix": "blob:0-",
             "env": {},
-            "workspace": workspace,
+            "workspace": ".",
             "files": {"count": 0, "each_bytes": 0, "bytes": 0},
         }
     ).encode()
@@ -101,7 +101,7 @@ def _warm_up() -> None:
         return
     path, finders, argv, modules = list(sys.path), list(sys.meta_path), sys.argv, dict(sys.modules)
     nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    request = _rehearsal(_NOWHERE)
+    request = _rehearsal()
     for _ in range(_WARM_UPS):
         guest = _Guest()
         guest.hidden = []
@@ -194,7 +194,7 @@ class _Guest:
         """Names that foreign code does not find among the modules."""
         self._hint = ""
         self._as_script = False
-        self._rehearsal, self._rehearsal_nowhere = _rehearsal(WORKSPACE), _rehearsal(_NOWHERE)
+        self._rehearsal = _rehearsal()
         self.stack_fd = -1
         self.spared: frozenset[int] = frozenset()
         self.end = b""
@@ -218,7 +218,7 @@ class _Guest:
         nothing = os.open(os.devnull, os.O_WRONLY)
         self._channel = Channel()
         self._channel.open(nothing)
-        self.run(self._rehearsal if os.access(WORKSPACE, os.W_OK) else self._rehearsal_nowhere)
+        self.run(self._rehearsal)
         os.close(nothing)
         forget_code()
         sys.path[:], sys.meta_path[:], sys.argv = path, finders, argv
