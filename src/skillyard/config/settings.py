@@ -130,13 +130,13 @@ def load_settings(**overrides: Any) -> Settings:
     foreign = (read_tables(tables, choices())[1], read_variables(os.environ))
     try:
         settings = Settings(**given)
+        _check_isolations(settings)
     except ValidationError as error:
         raise _with_origin(explained(Settings, error), foreign) from None
     except InvalidInput as error:
         raise _with_origin(error, foreign) from None
     except SettingsError as error:
         raise unread(error, os.environ) from None
-    _check_isolations(settings)
     _check_sources(settings)
     if is_remote(tables):
         remote = [name for name in BACKENDS if nature(name).remote]

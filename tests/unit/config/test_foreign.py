@@ -260,6 +260,24 @@ def test_an_opensandbox_server_in_the_variables_is_the_default(monkeypatch: pyte
     assert "key-of" not in in_force
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("WORKSPACE_ACCESS", "ro", "sandbox.workspace_access .{name}.: would not hold for 'opensandbox'"),
+        ("TMPFS_ENABLED", "false", "sandbox.tmpfs .{name}.: would not hold for 'opensandbox'"),
+        ("READ_ONLY_ROOT", "false", "sandbox.read_only_root .{name}.: must be true"),
+        ("NETWORK", "open", "network.run_code .{name}.: asks for every host"),
+    ],
+)
+def test_what_an_opensandbox_server_cannot_hold_is_refused_by_the_name_of_the_variable(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str, said: str
+) -> None:
+    monkeypatch.setenv(f"{SANDBOX}OPENSANDBOX_DOMAIN", "sandboxes.lan")
+    monkeypatch.setenv(SANDBOX + name, text)
+    with pytest.raises(InvalidInput, match=said.format(name=SANDBOX + name)):
+        load_settings()
+
+
 def test_a_named_isolation_stands_above_the_variable_and_no_key_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"{SANDBOX}OPENSANDBOX_DOMAIN", "sandboxes.lan")
     monkeypatch.setenv(f"{SANDBOX}OPENSANDBOX_API_KEY", "key-of-theirs")
