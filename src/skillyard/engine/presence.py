@@ -10,7 +10,7 @@ from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.observer import Fault, Observer, PartLost, PartRestarted
 from skillyard.engine.reaper import Reaper
 from skillyard.ports.clock import Clock
-from skillyard.ports.sandbox import Backend, Remote
+from skillyard.ports.sandbox import Backend, Changing, Remote
 
 LOOK_S = 5.0
 """Seconds between two looks at backends that are there."""
@@ -72,6 +72,11 @@ class Presence:
             async with asyncio.timeout(_REACH_S):
                 if isinstance(backend, Remote):
                     await backend.reach()
+                offer = self._offer(name)
+                changed = offer is not None and isinstance(backend, Changing) and await backend.changed()
+            # One that has an engine is probed again below, at intervals, where it could not be used.
+            if changed and offer is not None and (offer.probe.ready or not isinstance(backend, Remote)):
+                await self._probed(name)
             await self._take_back(name)
         except BackendAway as error:
             self._miss(name, error.message)
@@ -82,24 +87,35 @@ class Presence:
 
     async def _take_back(self, name: str) -> None:
         """Makes use of a backend that answers. Raises SandboxFault, BackendAway."""
-        offer = next((offer for offer in self._backends.offers if offer.name == name), None)
+        offer = self._offer(name)
         if offer is not None and (name in self.away or not offer.probe.ready):
-            if not isinstance(offer.backend, Remote) or self._clock.monotonic() < self._probe_at.get(name, 0.0):
+            if not isinstance(offer.backend, Remote):
+                if not offer.probe.ready:
+                    return
+            elif self._clock.monotonic() < self._probe_at.get(name, 0.0):
                 return
-            offer = await self._backends.again(name)
-            if offer.probe.away:
-                raise BackendAway(offer.probe.away)
-            if not offer.probe.ready:
-                self._probe_at[name] = self._clock.monotonic() + _PROBE_S
-                raise BackendAway(f"the backend '{name}' cannot be used: {offer.refusal}")
-            if self._backends.default is offer:
-                self.returned(offer)
-                await self._warm_up()
+            else:
+                await self._probed(name)
         await self._reaper.settle_returned(name)
         if name in self.away:
             del self.away[name]
             since, looks = self._since.pop(name)
             self._emit(PartRestarted(name, looks, round(self._clock.monotonic() - since, 3)))
+
+    def _offer(self, name: str) -> Offer | None:
+        return next((offer for offer in self._backends.offers if offer.name == name), None)
+
+    async def _probed(self, name: str) -> None:
+        """Makes use of what a new probe tells. Raises SandboxFault, BackendAway."""
+        offer = await self._backends.again(name)
+        if offer.probe.away:
+            raise BackendAway(offer.probe.away)
+        if not offer.probe.ready:
+            self._probe_at[name] = self._clock.monotonic() + _PROBE_S
+            raise BackendAway(f"the backend '{name}' cannot be used: {offer.refusal}")
+        if self._backends.default is offer:
+            self.returned(offer)
+            await self._warm_up()
 
     def _miss(self, name: str, why: str) -> None:
         if name not in self.away:

@@ -360,6 +360,19 @@ class Remote(Protocol):
 
 
 @runtime_checkable
+class Changing(Protocol):
+    """A backend whose sandboxes are made of something that others may replace, such as an image of the same name."""
+
+    async def changed(self) -> bool:
+        """Returns whether new sandboxes would be made of something else than the last probe told.
+
+        Of those that wait ready none is lent any more then, and the next probe tells what they are made of.
+        Raises SandboxFault.
+        """
+        ...
+
+
+@runtime_checkable
 class Networked(Protocol):
     """A sandbox whose network can be given and changed while programs run in it."""
 

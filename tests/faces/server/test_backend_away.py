@@ -40,6 +40,35 @@ def test_an_engine_that_is_away_is_waited_for(tmp_path: Path) -> None:
         assert docker("ps", "-aq").stdout == ""
 
 
+def test_sessions_leave_an_image_that_was_replaced(tmp_path: Path) -> None:
+    """While the server works: another image of that name is another revision, and one that is gone is told of."""
+    scratch, name = tmp_path / "engine", "skillyard-tests/moves:2"
+    scratch.mkdir()
+    with oci_ground.engine(scratch) as (docker, settings):
+        docker("tag", settings.image, name)
+        with _server(tmp_path, settings.changed(image=name)) as server, server.client() as client:
+            text = "echo kept >> ../kept; cat ../kept"
+            assert client.run_cmd(SKILL, text, session_id="a", limits=SMALL)["stdout"] == "kept\n"
+            [before] = client.sessions()["sessions"]
+            docker("build", "-q", "-t", name, "-", stdin=f"FROM {settings.image}\nLABEL a=b\n".encode())
+            again = {}
+
+            def moved() -> bool:
+                again.update(client.run_cmd(SKILL, "cat ../kept", session_id="a", limits=SMALL))
+                return bool(client.sessions()["sessions"][0]["revision"] != before["revision"])
+
+            until(moved)
+            assert client.run_cmd(SKILL, text, session_id="a", limits=SMALL)["stdout"] == "kept\nkept\n"
+            run = client.show_run(client.list_runs()["runs"][0]["run_id"])["run"]
+            assert run["digests"]["image"] == docker("inspect", "--format", "{{.Id}}", name).stdout.strip()
+            client.end_session("a")
+            docker("rmi", "-f", name)
+            until(lambda: readiness(server)[0] == 503)
+            docker("tag", settings.image, name)
+            until(lambda: readiness(server)[0] == 200)
+        assert docker("ps", "-aq").stdout == ""
+
+
 def test_what_an_earlier_server_left_is_settled_when_the_engine_is_back(tmp_path: Path) -> None:
     scratch = tmp_path / "engine"
     scratch.mkdir()

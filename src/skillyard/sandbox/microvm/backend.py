@@ -37,7 +37,7 @@ from skillyard.sandbox.microvm import machine
 from skillyard.sandbox.microvm.accel import Accelerator
 from skillyard.sandbox.microvm.channel import opener
 from skillyard.sandbox.microvm.first import PLACE, seed_message
-from skillyard.sandbox.microvm.image import Image, open_image
+from skillyard.sandbox.microvm.image import Image, built_at, open_image
 from skillyard.sandbox.microvm.machine import Shape, count
 from skillyard.sandbox.microvm.probe import LOOK, NAME, WITHOUT, absent, judge
 from skillyard.sandbox.microvm.snapshot import Snapshots, last_words
@@ -91,6 +91,9 @@ class MicrovmBackend:
         self._probing = asyncio.Lock()
         self._probe: Probe | None = None
         self._image: Image | None = None
+        self._earlier: list[Image] = []
+        """Images that were replaced meanwhile: machines of them may just begin."""
+        self._built: tuple[int, ...] = ()
         self._accelerator = Accelerator(state, settings)
         self._snapshots = Snapshots(state / "snapshots")
         self._content = ContentCache(state / "content", self.survey)
@@ -117,8 +120,11 @@ class MicrovmBackend:
         facts: dict[str, str] = {"image": str(self._directory)}
         await to_its_end(_sweep, self._state)
         try:
-            if self._image is None:
-                self._image = await to_its_end(open_image, self._directory)
+            if self._image is None or self._built != built_at(self._directory):
+                self._built = built_at(self._directory)
+                opened = await to_its_end(open_image, self._directory)
+                self._earlier += [self._image] if self._image is not None else []
+                self._image = opened
             facts |= {"image_digest": self._image.digest, "image_from": self._image.facts.get("from", "")}
             accel = await self._accelerator.found(self._image, self._uid())
             facts |= {"qemu": accel.version, "accel": accel.name, "accel_why": accel.why}
@@ -145,6 +151,12 @@ class MicrovmBackend:
         if not all(state["pid"] in members for members in Group(account["version"], account["directories"]).members()):
             raise SandboxFault("QEMU is not in the control group that was made for it")
         return [limit for limit, controller in _CONTROLLERS.items() if not self._bounds.lacking(controller)]
+
+    async def changed(self) -> bool:
+        if changed := self._built not in ((), built_at(self._directory)):
+            self._probe = None
+            self._pool.drain(lambda _: False)
+        return changed
 
     # the life of a sandbox
 
@@ -231,7 +243,8 @@ class MicrovmBackend:
         handle = f"vm-{secrets.token_hex(8)}"
         place = self._machines / handle
         group = await to_its_end(self._bounds.of, handle)
-        uid = self._uid()
+        uid, image = self._uid(), self._image
+        assert image is not None
         state: dict[str, Any] = {
             "key": key,
             "owner": spec.owner.value,
@@ -240,7 +253,7 @@ class MicrovmBackend:
             "timeout_ms": spec.limits.timeout_ms,
             "secret": secrets.token_hex(32),
             "uid": uid,
-            "image": f"sha256:{self._image.digest}" if self._image else "",
+            "image": f"sha256:{image.digest}",
             "group": group,
             "ready": ahead,
             "ahead": ahead,
@@ -253,14 +266,11 @@ class MicrovmBackend:
                 size = content.tell() if orders.lacking(spec, frozenset()) else 0
                 content.seek(0)
                 shape = await self._shape(spec.limits, size)
-                assert self._image is not None
-                snapshot = await self._snapshots.of(self._image, shape, uid)
+                snapshot = await self._snapshots.of(image, shape, uid)
                 if state["group"]:
                     self._bounds.make(handle, shape.room())
                 dies, groups = spec.owner is Owner.RUN, join_files(state["group"])
-                pid = machine.launch(
-                    place, shape, self._image, uid, handle, dies=dies, restored=snapshot, groups=groups
-                )
+                pid = machine.launch(place, shape, image, uid, handle, dies=dies, restored=snapshot, groups=groups)
                 state |= {"pid": pid, "began": machine.began(pid)}
                 _write_state(place, state)
                 leased = ahead or spec.owner is Owner.RUN
@@ -374,10 +384,10 @@ class MicrovmBackend:
         self._open.clear()
         self._snapshots.close()
         self._bounds.close()
-        if self._image is not None:
-            self._image.close()
-            self._image = None
-        self._probe = None
+        for image in (*self._earlier, *([self._image] if self._image is not None else [])):
+            image.close()
+        self._image, self._probe = None, None
+        self._earlier.clear()
 
     # state
 

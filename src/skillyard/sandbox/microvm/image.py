@@ -35,6 +35,15 @@ class Image:
             os.close(descriptor)
 
 
+def built_at(directory: Path) -> tuple[int, ...]:
+    """Returns numbers of the manifest that differ when an image was built anew; zeros where there is none."""
+    try:
+        found = (directory / MANIFEST).stat()
+    except OSError:
+        return 0, 0, 0
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 def open_image(directory: Path) -> Image:
     """Opens an image and compares its files with their digests. Raises SandboxFault.
 

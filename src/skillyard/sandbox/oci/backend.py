@@ -37,7 +37,7 @@ from skillyard.sandbox.oci.engine import Engine, EngineRefused
 from skillyard.sandbox.oci.home import OURS, Home, Lent
 from skillyard.sandbox.oci.pool import Pool, shape_of
 from skillyard.sandbox.oci.probe import LOOK, WITHOUT, absent, facts_of, judge, seen_outside
-from skillyard.sandbox.registry import Kind, Place
+from skillyard.sandbox.registry import Kind
 from skillyard.sandbox.turns import Turns
 from skillyard.threads import answered
 
@@ -73,7 +73,7 @@ class OciBackend:
         self._probe: Probe | None = None
         self._images: dict[str, tuple[Image, Mapping[str, Any], Probe]] = {}
         self._content = ContentCache(state / "content", self.survey)
-        self._processors, self._bounds_queues, self._is_podman = 1, False, False
+        self._processors, self._bounds_queues, self._is_podman, self._moved = 1, False, False, False
         self._named: dict[str, str] = {}
         self._told: dict[str, str] = {}
         self._pool = Pool(settings.ready, self._made_ahead, self._drop)
@@ -161,6 +161,7 @@ class OciBackend:
         image = container.image(told)
         if self._named.get(name, image.id) != image.id:  # the name means another image now
             self._pool.drain(lambda shape: shape.image != self._named[name])
+            self._probe, self._moved = None, True
         self._named[name] = image.id
         return image
 
@@ -306,10 +307,10 @@ class OciBackend:
         told = await self._inspect(handle) if _HANDLE.fullmatch(handle) else None
         labels = {} if told is None else told["Config"].get("Labels") or {}
         if told is None or labels.get(_OWNER_ID) != self._home.server or told["State"].get("Status") != "running":
-            raise _gone(handle)
+            raise SandboxGone(f"sandbox {shown(handle)} is unknown here")
         lent = self._lent.of(handle)
         if labels.get(_READY) and lent is None:  # a run of an earlier server's, which ends with it, or nobody's
-            raise _gone(handle)
+            raise SandboxGone(f"sandbox {shown(handle)} is unknown here")
         variables = dict(word.partition("=")[::2] for word in told["Config"]["Env"])
         secret = json.loads(variables[_SECRET_OF])["key"]
         leased, enforced = labels[_LENT_AS] == Owner.RUN, json.loads(labels[_ENFORCED])
@@ -360,7 +361,7 @@ class OciBackend:
                 except EngineRefused:
                     told = await self._inspect(handle)  # engines refuse in their own ways where one has ended
                     if told is None or told["State"].get("Status") != "running":
-                        raise _gone(handle) from None
+                        raise SandboxGone(f"sandbox {shown(handle)} is unknown here") from None
                     raise
                 except BackendAway:
                     # An engine that is started again is there in seconds. The channel bounds the wait.
@@ -393,8 +394,9 @@ class OciBackend:
         return {"sandboxes": lent + ready, "lent": lent, "ready": ready}
 
     async def standing(self) -> int:
-        filters = json.dumps({"label": [_OWNER_ID]})
-        return len(await self._engine.call("GET", "/containers/json", all=1, filters=filters))
+        return len(
+            await self._engine.call("GET", "/containers/json", all=1, filters=json.dumps({"label": [_OWNER_ID]}))
+        )
 
     def counts(self) -> dict[str, int]:
         return {"lent": len(self._open), "ready": self._pool.count}
@@ -415,20 +417,19 @@ class OciBackend:
             return await self._ended(handle, labels, sandbox)
 
     async def _ended(self, handle: str, labels: Mapping[str, str], sandbox: AgentSandbox | None) -> Usage:
-        used = Usage()
+        used, ours = Usage(), labels.get(_OWNER_ID) == self._home.server
         if sandbox is not None:
             with suppress(SandboxFault):
                 used = await sandbox.end()
-        if labels.get(_OWNER_ID) != self._home.server:
-            self._owed.discard(handle)
-            return Usage()
-        await self._remove(handle)
+        if ours:
+            await self._remove(handle)
         self._owed.discard(handle)
+        if not ours:
+            return Usage()
         self._content.release(labels[_KEY])
-        wall_s = time.time() - float(labels[_MADE])
-        if (lent := self._lent.of(handle)) is not None:
-            wall_s = lent.age_s
-            self._lent.forget(handle)
+        lent = self._lent.of(handle)
+        self._lent.forget(handle)
+        wall_s = time.time() - float(labels[_MADE]) if lent is None else lent.age_s
         return Usage(used.cpu_ms, used.peak_memory_bytes, max(0.0, wall_s) * 1000)
 
     async def _remove(self, name: str) -> None:
@@ -465,8 +466,16 @@ class OciBackend:
             self._pool.drain(lambda _: False)
             raise
 
+    async def changed(self) -> bool:
+        for name in {self._settings.image, *self._settings.images.values()} & self._named.keys():
+            try:
+                await self._image(name)
+            except InvalidInput:  # the engine does not have it any more
+                self._probe, self._moved = None, True
+        moved, self._moved = self._moved, False
+        return moved
+
     async def prepare(self, spec: SandboxSpec) -> None:
-        """Has a container of this shape ready, where such can be made ahead."""
         with suppress(SkillyardError):
             image = await self._image(self.image_of(spec))
             if (shape := shape_of(spec, image.id)) is not None:
@@ -488,12 +497,4 @@ class OciBackend:
         await self._engine.close()
 
 
-def _gone(handle: str) -> SandboxGone:
-    return SandboxGone(f"sandbox {shown(handle)} is unknown here")
-
-
-def _make(place: Place) -> OciBackend:
-    return OciBackend(place.run_dir / "oci", place.settings.oci, place.plug)
-
-
-KIND = Kind(Nature(without=WITHOUT), _make)
+KIND = Kind(Nature(without=WITHOUT), lambda place: OciBackend(place.run_dir / "oci", place.settings.oci, place.plug))

@@ -22,7 +22,7 @@ from typing import Any
 
 from skillyard.config.backends import NativeSettings
 from skillyard.config.srt import SrtSettings
-from skillyard.domain.errors import SandboxFault, SandboxGone, SkillyardError
+from skillyard.domain.errors import InvalidInput, SandboxFault, SandboxGone, SkillyardError
 from skillyard.domain.sandbox.guarantees import Demand, Level, Nature, Probe
 from skillyard.domain.sandbox.spec import Held, Owner, SandboxSpec
 from skillyard.domain.work.limits import Limits
@@ -69,6 +69,7 @@ class SrtBackend:
         self._destroying: dict[str, asyncio.Task[Usage]] = {}
         self._probing = asyncio.Lock()
         self._probe: Probe | None = None
+        self._written = ""
         cache = self._ours.cache_root or run_dir / "content"
         self._content = ContentCache(cache, self.survey, native.content_mb << 20)
 
@@ -86,9 +87,9 @@ class SrtBackend:
         """Makes a sandbox and looks round in it. Never raises: the result has the reason."""
         facts: dict[str, str] = {}
         try:
-            facts = (await self._found()).versions
-            written = json.dumps(settings(self._ours, stage.WRAPPER), sort_keys=True)
-            facts = {**facts, "srt_settings": hashlib.sha256(written.encode()).hexdigest()}  # a file may be changed
+            self._written = ""
+            self._written = self._digest()
+            facts = {**(await self._found()).versions, "srt_settings": self._written}
             with closing(socket.create_server(("127.0.0.1", 0))) as listener, tempfile.NamedTemporaryFile() as canary:
                 Path(canary.name).chmod(0o644)
                 words = (str(listener.getsockname()[1]), canary.name, str(os.getpid()))
@@ -107,6 +108,19 @@ class SrtBackend:
             return absent(error.message, facts)
         except (LookupError, TypeError, ValueError, OSError) as error:
             return absent(f"a test sandbox could not be looked at: {error}", facts)
+
+    def _digest(self) -> str:
+        """Returns a digest of srt's settings, whose file may be changed. Raises InvalidInput."""
+        return hashlib.sha256(json.dumps(settings(self._ours, stage.WRAPPER), sort_keys=True).encode()).hexdigest()
+
+    async def changed(self) -> bool:
+        try:
+            changed = self._written not in ("", self._digest())
+        except InvalidInput:  # each sandbox is refused as long as the file is wrong
+            return False
+        if changed:
+            self._probe = None
+        return changed
 
     async def _found(self) -> tools.Tools:
         if self._tools is None:

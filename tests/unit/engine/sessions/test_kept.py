@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from skillyard.domain.errors import Forbidden, InvalidInput, ProtectionMissing, SandboxFault
-from skillyard.domain.sandbox.guarantees import Level, Nature, Protection
+from skillyard.domain.sandbox.guarantees import Level, Nature, Probe, Protection
 from skillyard.domain.skill.skill import SkillKind
 from skillyard.domain.work.record import Outcome, RunRecord
 from skillyard.domain.work.service import Service
 from skillyard.domain.work.session import SessionKey, SessionRecord
-from skillyard.engine import driver
+from skillyard.engine import driver, presence
 from skillyard.engine.sessions import loan
 from skillyard.engine.sessions.keeping import Use
-from skillyard.testing.twin_sandbox import TwinProcess
+from skillyard.testing.twin_sandbox import TwinBackend, TwinProcess
 from tests.unit.engine.commands.stepping import Stepping
 from tests.unit.engine.conftest import Rig
 from tests.unit.engine.fakes import a_skill, result
@@ -295,6 +295,44 @@ async def test_another_setting_of_the_backend_is_another_revision(rig: Rig) -> N
         made.append((session.sandboxes, told["revision"]))
     assert [sandboxes for sandboxes, _ in made] == [1, 2, 2, 3]
     assert len({revision for _, revision in made}) == 3
+
+
+async def test_an_image_that_is_replaced_meanwhile_is_another_revision(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its backend is asked every few seconds, and probed again."""
+    monkeypatch.setattr(presence, "LOOK_S", 0.001)
+    images = ["1", "1", "2"]
+    rig.backend = backend = Replaced(play)
+    rig.extra["probe"] = await rig.backend.probe()
+    rig.configure()
+    made = []
+    for image in images:
+        backend.image = image
+        watching = asyncio.create_task(rig.app.presence.watch())
+        async with asyncio.timeout(30):
+            while backend.told != image or rig.app.backends.default is None:
+                await asyncio.sleep(0)
+        assert (await run_cmd(rig))["status"] == "succeeded"
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        (session,), (told,) = await live(rig), await listed(rig)
+        made.append((session.sandboxes, told["revision"]))
+    assert [sandboxes for sandboxes, _ in made] == [1, 1, 2]
+    assert len({revision for _, revision in made}) == 2
+
+
+class Replaced(TwinBackend):
+    """A backend whose image is replaced; ``told`` is the one that its last probe told of."""
+
+    image = told = "1"
+
+    async def changed(self) -> bool:
+        return self.image != self.told
+
+    async def probe(self) -> Probe:
+        self.told = self.image
+        return replace(await super().probe(), facts={"image": self.image})
 
 
 async def test_a_run_for_one_life_of_a_session_begins_in_no_other(rig: Rig) -> None:
