@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 import tarfile
@@ -25,7 +26,7 @@ from skillyard.sandbox.microvm import accel as accelerators
 from skillyard.sandbox.microvm import machine
 from skillyard.sandbox.microvm.backend import MicrovmBackend
 from skillyard.sandbox.microvm.build import build_image
-from skillyard.sandbox.microvm.image import open_image
+from skillyard.sandbox.microvm.image import open_image, read_manifest, write_manifest
 from skillyard.sandbox.microvm.probe import WITHOUT
 from skillyard.sandbox.native.groups.groups import Group
 from tests.conformance.sandbox import microvm_ground
@@ -257,6 +258,43 @@ async def test_a_snapshot_that_was_changed_is_made_anew(backend: MicrovmBackend,
         assert state.stat().st_mode & 0o777 == 0o400
     finally:
         await again.close()
+
+
+@pytest.mark.long
+async def test_an_image_that_is_built_anew_counts_for_the_next_machine(base: Path, image: Path, tmp_path: Path) -> None:
+    """While the server works: what waits ready of the old one is drained, and what works goes on."""
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    shutil.copytree(image, mine)
+    backend = opened(base, mine, ready=1)
+    try:
+        handle, process = await begun(backend, Owner.TASK)
+        await stands(backend, 1)
+        before = (await backend.probe()).facts["image_digest"]
+        assert not await backend.changed()
+        shutil.copytree(mine, other)
+        (other / "initial").chmod(0o600)
+        with (other / "initial").open("ab") as file:
+            file.write(b"\0" * 512)
+        write_manifest(other, read_manifest(other)["facts"])
+        mine.rename(tmp_path / "old")
+        other.rename(mine)
+        assert await backend.changed()
+        probe = await backend.probe()
+        assert probe.ready, probe.facts
+        assert probe.facts["image_digest"] != before
+        assert not await backend.changed()
+        await stands(backend, 0)
+        new = await backend.create(spec(), "new")
+        assert new.image == f"sha256:{probe.facts['image_digest']}"
+        await process.send(b"went on\n")
+        assert (await process.wait()).code == 0
+        shutil.rmtree(mine)
+        assert await backend.changed()
+        assert not (await backend.probe()).ready
+        for each in (handle, new.handle):
+            await backend.destroy(each)
+    finally:
+        await backend.close()
 
 
 @pytest.mark.long

@@ -160,10 +160,17 @@ async def test_a_changed_file_of_settings_is_told_by_the_probe(tmp_path: Path) -
         file.write_text(json.dumps({"network": {"allowedDomains": [], "deniedDomains": []}, "filesystem": files}))
         backend = srt_ground.backend(tmp_path / "srt", settings_mode="file", settings_path=file)
         probe = await backend.probe()
-        await backend.close()
         assert probe.ready, probe.facts
         told.append(probe.facts)
     assert told[0] == told[2] != told[1]
+    assert not await backend.changed()
+    file.write_text(file.read_text().replace('"denyRead": []', '"denyRead": ["/etc/ssl"]'))
+    assert await backend.changed()
+    assert (await backend.probe()).facts == told[1]
+    assert not await backend.changed()
+    file.write_text("{")
+    assert not await backend.changed(), "each sandbox is refused"
+    await backend.close()
 
 
 async def test_another_version_is_refused_by_name(tmp_path: Path) -> None:

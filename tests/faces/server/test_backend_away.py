@@ -14,11 +14,12 @@ from tests.faces.server.test_parts import readiness, until
 
 pytestmark = pytest.mark.timeout(300)
 SKILL = "skills.protocol.guide"
+# An engine has its sockets below ``tmp_path / "e"``: their paths have at most 104 characters.
 CODE = "def main(args): return 1"
 
 
 def test_an_engine_that_is_away_is_waited_for(tmp_path: Path) -> None:
-    scratch = tmp_path / "engine"
+    scratch = tmp_path / "e"
     scratch.mkdir()
     with oci_ground.engine(scratch) as (docker, settings):
         docker.stop()
@@ -42,7 +43,7 @@ def test_an_engine_that_is_away_is_waited_for(tmp_path: Path) -> None:
 
 def test_sessions_leave_an_image_that_was_replaced(tmp_path: Path) -> None:
     """While the server works: another image of that name is another revision, and one that is gone is told of."""
-    scratch, name = tmp_path / "engine", "skillyard-tests/moves:2"
+    scratch, name = tmp_path / "e", "skillyard-tests/moves:2"
     scratch.mkdir()
     with oci_ground.engine(scratch) as (docker, settings):
         docker("tag", settings.image, name)
@@ -70,7 +71,7 @@ def test_sessions_leave_an_image_that_was_replaced(tmp_path: Path) -> None:
 
 
 def test_what_an_earlier_server_left_is_settled_when_the_engine_is_back(tmp_path: Path) -> None:
-    scratch = tmp_path / "engine"
+    scratch = tmp_path / "e"
     scratch.mkdir()
     with oci_ground.engine(scratch) as (docker, settings):
         with _server(tmp_path, settings) as server, server.client() as client:
