@@ -361,7 +361,7 @@ class Remote(Protocol):
 
 @runtime_checkable
 class Changing(Protocol):
-    """A backend whose sandboxes are made of something that others may replace, such as an image of the same name."""
+    """A backend whose sandboxes are made of what others may replace, such as an image."""
 
     async def changed(self) -> bool:
         """Returns whether new sandboxes would be made of something else than the last probe told.

@@ -36,7 +36,7 @@ class Image:
 
 
 def built_at(directory: Path) -> tuple[int, ...]:
-    """Returns numbers of the manifest that differ when an image was built anew; zeros where there is none."""
+    """Returns numbers by which a manifest differs from that of an image built anew."""
     try:
         found = (directory / MANIFEST).stat()
     except OSError:
