@@ -95,4 +95,5 @@ def _server(tmp_path: Path, settings: OciSettings) -> Server:
         SKILLYARD_POLICY__ISOLATION="oci",
         SKILLYARD_OCI__SOCKET=settings.socket,
         SKILLYARD_OCI__IMAGE=settings.image,
+        SKILLYARD_OCI__READY="0",  # else one may wait ready before the engine is asked for what is left
     )
