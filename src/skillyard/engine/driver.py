@@ -148,7 +148,8 @@ class Driver:
         if self._ledger is not None:
             self._record = await self._ledger.begin(self._record)
         else:
-            if self._record.idempotency_key is None:  # else a record stands before anything is done
+            # A record stands before code with a key, which is never done twice, and before code that sees files.
+            if self._record.idempotency_key is None and not self._loan.spec.mounts:
                 self._loan.launch(self._first(self._job.guest))
             if not self._loan.is_launching:
                 await self._note(self._record)

@@ -89,10 +89,12 @@ async def test_a_launched_run_has_its_record_while_it_works(rig: Rig) -> None:
     assert (await rig.record(run)).status is RunStatus.COMPLETED
 
 
-async def test_a_run_with_a_key_has_its_record_before_it_is_launched(rig: Rig) -> None:
+@pytest.mark.parametrize("what", ["key", "blob"])
+async def test_a_run_that_is_not_done_twice_or_sees_files_has_its_record_first(rig: Rig, what: str) -> None:
     steps = launches(rig, await rig.backend.probe(), ago_s=1.0)
     await rig.app.backends.start()
-    await rig.run(idempotency_key="k")
+    blob_id = (await rig.call("create_blob", content="hi", kind="text/plain"))["blob_id"]
+    await rig.run(**({"idempotency_key": "k"} if what == "key" else {"input_blobs": [blob_id]}))
     assert steps == ["stored running", "asked"]
 
 
