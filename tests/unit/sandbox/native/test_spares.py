@@ -137,6 +137,31 @@ def test_groups_are_looked_at_one_at_a_time(kept: Kept, tmp_path: Path) -> None:
     assert [kept.spares.look() for _ in range(4)] == [True, True, False, False]
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_group_that_is_used_again_is_opened_once_more_for_all_later_ones(
+    kept: Kept, tmp_path: Path, version: int
+) -> None:
+    group = _group(tmp_path / "one", version)
+    joins = group.join_descriptors()
+    group.joined(joins)
+    assert not any(map(_is_open, joins))
+    opened = []
+    for _ in range(3):
+        kept.spares.keep(group, LIMITS)
+        kept.rest()
+        assert kept.spares.take(LIMITS) is group
+        opened.append(group.join_descriptors())
+        group.joined(opened[-1])
+        assert all(map(_is_open, opened[-1]))
+    assert opened == opened[:1] * 3
+    group.close_counters()
+    assert not any(map(_is_open, opened[0]))
+
+
+def _is_open(fd: int) -> bool:
+    return Path(f"/proc/self/fd/{fd}").exists()
+
+
 def test_a_group_whose_quota_was_lifted_is_removed(kept: Kept, tmp_path: Path) -> None:
     group = _group(tmp_path / "one", 1)
     group.hurry()

@@ -141,6 +141,15 @@ def read(path: str) -> str:
     return text.decode("ascii", "replace")
 
 
+def _read_number(path: str) -> int:
+    """Reads a file with one number. Raises OSError, ValueError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return int(os.read(fd, 64))
+    finally:
+        os.close(fd)
+
+
 def words(path: str) -> list[str]:
     return read(path).split()
 
@@ -184,12 +193,29 @@ class Group:
     """Its weight, as :meth:`weigh` sets it."""
     _open: dict[str, int] = field(default_factory=dict)
     _hurried: bool = False
+    _joins: list[int] | None = None
+    """Those of :meth:`join_descriptors`, kept once it serves a second sandbox; a third may come."""
 
     def join_descriptors(self) -> list[int]:
-        """Opens one ``tasks`` file a hierarchy (version 1) or the directory to clone into."""
+        """Opens one ``tasks`` file a hierarchy (version 1) or the directory to clone into.
+
+        :meth:`joined` takes them back.
+        """
+        if self._joins:
+            return list(self._joins)
         if self.version == 2:
-            return [os.open(self.directories[""], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
-        return [os.open(f"{path}/tasks", os.O_WRONLY | os.O_CLOEXEC) for path in _distinct(self.directories)]
+            found = [os.open(self.directories[""], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+        else:
+            found = [os.open(f"{path}/tasks", os.O_WRONLY | os.O_CLOEXEC) for path in _distinct(self.directories)]
+        if self._joins is not None:
+            self._joins = list(found)
+        return found
+
+    def joined(self, descriptors: list[int]) -> None:
+        """Closes them, unless they are kept."""
+        if not self._joins:
+            for fd in descriptors:
+                os.close(fd)
 
     def hierarchies(self) -> int:
         """Returns the number of directories that a process joins."""
@@ -205,7 +231,11 @@ class Group:
         return [{int(word) for word in read(path).split()} for path in self.join_files()]
 
     def open_counters(self) -> None:
-        """Opens them ahead of the run, so that reading them at its end costs little."""
+        """Opens them and the weight's file ahead of the run, so that using them costs little."""
+        if path := self._path("cpu"):
+            name = _WEIGHTS[self.version][0]
+            with contextlib.suppress(FileNotFoundError):
+                self._open[name] = os.open(f"{path}/{name}", os.O_WRONLY | os.O_CLOEXEC)
         for name in _COUNTERS[self.version]:
             path = f"{self._path(name.partition('.')[0])}/{name}"
             with contextlib.suppress(FileNotFoundError):  # the peaks are younger than the rest
@@ -214,9 +244,10 @@ class Group:
 
     def close_counters(self) -> None:
         """Closes them; they count nothing from then on."""
-        for fd in self._open.values():
+        for fd in (*self._open.values(), *(self._joins or ())):
             os.close(fd)
         self._open.clear()
+        self._joins = None
 
     def oom_kills(self) -> int:
         return self._counter("memory.events" if self.version == 2 else "memory.oom_control", "oom_kill")
@@ -259,12 +290,11 @@ class Group:
 
     def weigh(self, level: int) -> bool:
         """Sets 2**-level of a fresh group's weight; returns whether a controller counts."""
-        path = self._path("cpu")
-        if path is None:
+        name, whole, least = _WEIGHTS[self.version]
+        if name not in self._open:
             return False
         if level != self.level:
-            name, whole, least = _WEIGHTS[self.version]
-            write(f"{path}/{name}", str(max(least, whole >> level)))
+            os.pwrite(self._open[name], str(max(least, whole >> level)).encode(), 0)
             self.level = level
         return True
 
@@ -273,17 +303,16 @@ class Group:
 
         No process is in it, the kernel refused and ended nothing, no quota was lifted, and next to nothing is charged.
         """
-        if self._hurried or not self._empty() or self.oom_kills() or self.refused_forks():
-            return False
-        if not all(map(os.path.isdir, _distinct(self.directories))):
+        if self._hurried or self.oom_kills() or self.refused_forks():
             return False
         try:
-            return not self.counts_memory() or self._charged() <= _LEFT_AT_MOST
+            return self._empty() and (not self.counts_memory() or self._charged() <= _LEFT_AT_MOST)
         except (OSError, ValueError):
             return False
 
     def renew(self) -> bool:
         """Makes a clean one as it was before its sandbox; returns whether it could."""
+        self._joins = self._joins or []
         try:
             self.weigh(0)
             for name in _PEAKS & self._open.keys():
@@ -293,18 +322,22 @@ class Group:
         return True
 
     def _empty(self) -> bool:
-        """Returns whether no process is in it. One that joined a hierarchy joined them all."""
+        """Returns whether no process is in it. One that joined a hierarchy joined them all. Raises OSError."""
         path = self._path("pids")
-        counted = read(f"{path}/pids.current").strip() if path else ""
-        return counted == "0" if counted else not any(self.members())
+        if path is not None:
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                return _read_number(f"{path}/pids.current") == 0
+        return all(map(os.path.isdir, self.directories.values())) and not any(self.members())
 
     def _charged(self) -> int:
         path = self._path("memory")
         if self.version == 2:
-            return int(read(f"{path}/memory.current"))
-        # Connections live on where their program has ended, while the other end does not answer.
-        sockets = read(f"{path}/memory.kmem.tcp.usage_in_bytes").strip()
-        return int(read(f"{path}/memory.usage_in_bytes")) + int(sockets or 0)
+            return _read_number(f"{path}/memory.current")
+        charged = _read_number(f"{path}/memory.usage_in_bytes")
+        with contextlib.suppress(FileNotFoundError):
+            # Connections live on where their program has ended, while the other end does not answer.
+            charged += _read_number(f"{path}/memory.kmem.tcp.usage_in_bytes")
+        return charged
 
     def peak_memory(self) -> int | None:
         text = self._text("memory.peak" if self.version == 2 else "memory.max_usage_in_bytes").strip()

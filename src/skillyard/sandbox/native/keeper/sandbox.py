@@ -138,8 +138,8 @@ class Sandbox:
 
     def handed_over(self, fds: list[int]) -> None:
         """Closes our copies of the inner ends, once the zygote has its own."""
-        for fd in fds[3:]:
-            os.close(fd)
+        if self.group is not None:
+            self.group.joined(fds[3:])
         self.inside_control.close()
         self.inside_channel.close()
         os.close(self.inside_output)

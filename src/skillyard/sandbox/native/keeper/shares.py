@@ -58,7 +58,8 @@ class Shares:
     def _weigh(self, principal: str, held: set[Sandbox], level: int) -> None:
         self._levels[principal] = level
         for sandbox in held:
-            _weigh(sandbox, level)
+            if not sandbox.parting:
+                _weigh(sandbox, level)
 
 
 def _weigh(sandbox: Sandbox, level: int) -> None:
