@@ -50,6 +50,8 @@ SELDOM = {
     "Shower.__init__:when_idle": "when it begins",
     "Host.give_back:after": "two seconds after a group was given back",
     "Host._fade:after": "the same",
+    "Host.give_back:when_idle": "behind the end of a sandbox, for which nobody waits",
+    "Host._look:when_idle": "groups of sandboxes that ended together",
     "Host._bury:after": "control groups that the kernel still holds",
     "Sandboxes._refill:after": "a run that is no longer short",
     "Sandboxes._refill_failed:after": "after a fault",
