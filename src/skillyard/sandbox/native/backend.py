@@ -39,11 +39,12 @@ _GIVEN = 64 * 1024
 
 
 class _Create(NamedTuple):
-    """A sandbox that the keeper was asked for. ``in_part`` says that its channel took a part of the request."""
+    """A sandbox that the keeper was asked for. Its channel took ``taken`` of ``given`` bytes."""
 
     link: Link
     answer: asyncio.Future[tuple[dict[str, Any], bytes]]
-    in_part: bool
+    taken: int
+    given: int
 
 
 class NativeBackend:
@@ -133,18 +134,12 @@ class NativeBackend:
 
     def launch(self, spec: SandboxSpec, key: str, first: Start) -> Coroutine[Any, Any, Launched]:
         """Asks the keeper at once where nothing has to be awaited before."""
-        try:
-            asked = self._ask_now(spec, key, first)
-        except SkillyardError:  # it meets whoever awaits
-            asked = None
+        link, asked = self._link, None
+        with suppress(SkillyardError):  # the caller meets it when it awaits
+            if self._probe is not None and link is not None and link.alive and _is_placed(spec):
+                self._demand(spec)
+                asked = self._ask(link, spec, key, first)
         return self._launch(spec, key, first, asked)
-
-    def _ask_now(self, spec: SandboxSpec, key: str, first: Start) -> _Create | None:
-        link = self._link
-        if self._probe is None or link is None or not link.alive or not _is_placed(spec):
-            return None
-        self._demand(spec)
-        return self._ask(link, spec, key, first)
 
     async def _launch(self, spec: SandboxSpec, key: str, first: Start, asked: _Create | None) -> Launched:
         sandbox = None
@@ -184,40 +179,42 @@ class NativeBackend:
         return await self._answered(spec, self._ask(link, spec, key, first))
 
     def _ask(self, link: Link, spec: SandboxSpec, key: str, first: Start | None) -> _Create:
-        """Asks for a sandbox. Where one waits, its channel gets the request of the guest before."""
+        """Asks for a sandbox. Where one waits, its channel gets the request of the guest."""
         shape = self.shape(link, spec)
         start, body = (None, b"") if first is None else launch_message(first)
         ready = link.take(shape) if spec.single and not spec.command else None
         alone = first is not None and not spec.mounts and spec.egress is None and len(body) <= _GIVEN
-        taken = 0
-        if ready is not None:
-            # Before the question, since the kernel may let the keeper run first.
-            with ready.channel:
-                taken = ready.give(body) if alone and self._gives else 0
-        answer = link.ask(
-            {
-                "op": "create",
-                "key": key,
-                "owner": spec.owner.value,
-                "single": spec.single,
-                "command": spec.command,
-                "timeout_ms": spec.limits.timeout_ms,
-                "tenant": spec.tenant,
-                "shape": shape,
-                "shows": [_show(mount) for mount in spec.mounts],
-                "listen": _listen(spec),
-                "start": start,
-                "take": "" if ready is None else ready.handle,
-                "begun": taken > 0,
-            },
-            b"" if taken else body,
-            comes=lambda answer: self._made(link, answer, first),
-            unwanted=lambda late: self._unwanted(link, late),
-        )
-        return _Create(link, answer, in_part=0 < taken < len(body))
+        request = body if ready is not None and alone and self._gives else b""
+        try:
+            # First, so that the keeper never takes the end of a program for that of a worker nobody used.
+            answer = link.ask(
+                {
+                    "op": "create",
+                    "key": key,
+                    "owner": spec.owner.value,
+                    "single": spec.single,
+                    "command": spec.command,
+                    "timeout_ms": spec.limits.timeout_ms,
+                    "tenant": spec.tenant,
+                    "shape": shape,
+                    "shows": [_show(mount) for mount in spec.mounts],
+                    "listen": _listen(spec),
+                    "start": start,
+                    "take": "" if ready is None else ready.handle,
+                    "begun": bool(request),
+                },
+                b"" if request else body,
+                comes=lambda answer: self._made(link, answer, first),
+                unwanted=lambda late: self._unwanted(link, late),
+            )
+            taken = ready.give(request) if ready is not None and request else 0
+        finally:
+            if ready is not None:
+                ready.channel.close()
+        return _Create(link, answer, taken, len(request))
 
     async def _answered(self, spec: SandboxSpec, asked: _Create) -> NativeSandbox:
-        link, future, in_part = asked
+        link, future, taken, given = asked
         try:
             answer, _ = await future
         except asyncio.CancelledError:
@@ -228,8 +225,8 @@ class NativeBackend:
             raise SandboxGone(answer["gone"])
         if "handle" not in answer:
             raise SandboxFault(f"no sandbox could be made: {answer['error']}")
-        if in_part:
-            self._gives = False
+        if taken < given:
+            self._gives = taken == 0
             await self.destroy(answer["handle"])
             raise SandboxGone("its channel did not take the whole request")
         held = self._sandboxes[answer["handle"]]
