@@ -14,7 +14,7 @@ import site
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from skillyard.guest import main as guest
 from skillyard.ipc import packets
@@ -128,8 +128,10 @@ def import_ahead(names: list[str]) -> dict[str, str]:
 def freeze(preload: bool, *, warm_up: bool = True) -> None:
     """Readies the guest for forks, and keeps the collector away from pages that they share."""
     guest.prepare(preload, warm_up=warm_up)
-    # What wakes in a sandbox does not interrupt the server and the keeper (sched(7)); clones inherit it.
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    # What wakes in a sandbox does not interrupt the server and the keeper (sched(7)); clones inherit it. gVisor's
+    # kernel does not know this policy, and a container may refuse it.
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     gc.collect()
     kernel.give_back_memory()
     gc.freeze()
