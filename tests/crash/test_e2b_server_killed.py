@@ -20,7 +20,7 @@ from tests.crash.server import Server, end_kept
 from tests.crash.store import contradictions
 
 pytest.importorskip("e2b", reason="the extra 'e2b' is not installed")
-from e2b import Sandbox
+from e2b import Sandbox, SandboxException
 
 from tests.faces.e2b.conftest import ENV, Yard
 
@@ -149,7 +149,14 @@ def test_a_server_killed_while_it_works_on_files(place: Path, step: tuple[str, .
         yard = Yard(server)
         until(lambda: yard.api("GET", f"/sandboxes/{made.sandbox_id}").status_code == 200, 60, "it is found")
         again = Sandbox.connect(made.sandbox_id, **yard.opts)
-        names = {each.name for each in again.files.list(".")}
+        names: set[str] = set()
+
+        def is_attached() -> bool:
+            with suppress(SandboxException):  # it is found before that
+                names.update(each.name for each in again.files.list("."))
+            return bool(names)
+
+        until(is_attached, 60, "it is attached")
         assert len(names & {"file", "moved"}) == 1, names
         assert again.files.read((names & {"file", "moved"}).pop()) in (OLD, NEW)
         assert not {name for name in names if name not in ("file", "moved")}, "nothing half written is left"
