@@ -223,6 +223,7 @@ class _Guest:
         forget_code()
         sys.path[:], sys.meta_path[:], sys.argv = path, finders, argv
         self._channel, self._hint, self._notes, self._request = channel, "", {}, {}
+        self._workspace, self.finished = WORKSPACE, False
 
     def run(self, request_bytes: bytes) -> None:
         try:

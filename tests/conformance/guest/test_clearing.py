@@ -20,7 +20,7 @@ print(clear("{place}"))'
 @pytest.mark.ordinary
 @pytest.mark.parametrize(("seconds", "left"), [("0.3", "[]"), ("1000", "['the process 2']")])
 def test_one_that_is_just_ending_is_waited_for_and_no_other(tmp_path: Path, seconds: str, left: str) -> None:
-    """What told the end of a program has a moment to end itself; the host may hear of it before."""
+    """The process that told the end of a program has a moment to end itself: the host may hear of it before."""
     (tmp_path / "workspace").mkdir()
     text = SCRIPT.format(seconds=seconds, python=sys.executable, src=SRC, place=tmp_path / "workspace")
     words = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc", "/bin/sh", "-c"]

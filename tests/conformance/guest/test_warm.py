@@ -208,6 +208,24 @@ def main(args):
 """
 
 
+def test_a_rehearsal_is_not_taken_for_the_run(box: GuestBox, drive: Drive) -> None:
+    """The code closes the channel, so that its own result was not sent."""
+    code = "import os\ndef main(args): os.close(args['fd'])"
+    script = f"""
+import json, os
+from inside import main
+main.prepare()
+r, w = os.pipe()
+guest = main._begin(w)
+guest.rehearse()
+request = json.loads({encode_request(box.request(code))!r})
+request["args"] = {{"fd": w}}
+main._run(guest, json.dumps(request).encode())
+print(guest.finished)
+"""
+    assert drive(script).splitlines()[-1] == "False"
+
+
 def test_a_worker_that_is_given_nothing_says_nothing(box: GuestBox, drive: Drive) -> None:
     script = """
 import os, socket

@@ -16,7 +16,7 @@ from skillyard.jailed.pool import NO_ACCOUNT
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's processes stay its own"),
-    pytest.mark.skipif(shutil.which("setpriv") is None, reason="there is no setpriv"),
+    pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed"),
 ]
 BOUND_S = 60
 _POOL = """

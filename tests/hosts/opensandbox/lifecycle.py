@@ -22,7 +22,7 @@ _BOUND_S = 60.0
 
 @dataclass
 class Fault:
-    """What the next ``count`` requests that begin with ``asked`` get.
+    """The answer to the next ``count`` requests that begin with ``asked``.
 
     ``status`` and ``body`` are an answer in place of the own one. With ``cut`` there is none; with ``works``, what was
     asked for is done all the same. With ``silent`` nothing is said until the stand-in ends.
