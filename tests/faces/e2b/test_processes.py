@@ -192,8 +192,9 @@ def test_a_terminal_takes_keys_and_sizes_and_is_found_again(sandbox: Any, until:
     assert b"30 100" in shown
     terminal.disconnect()
     sandbox.pty.resize(terminal.pid, PtySize(rows=7, cols=65535))
-    sandbox.pty.send_stdin(terminal.pid, b"stty size; echo aga''in\n")
+    # What a terminal shows while nobody is connected is lost.
     again = sandbox.pty.connect(terminal.pid, timeout=60)
+    sandbox.pty.send_stdin(terminal.pid, b"stty size; echo aga''in\n")
     follow(again, b"again")
     assert b"7 65535" in shown
     sandbox.pty.send_stdin(terminal.pid, b"sleep 1000\n\x03\x04exit 3\n")
