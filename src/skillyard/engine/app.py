@@ -270,7 +270,7 @@ class App:
             SecretBook: self.secrets,
             Gateway: self.gateway,
             PackageService: PackageService(
-                self.environments, self.skills, config.packages, ports.blobs, config.blobs.ttl_s
+                self.environments, self.backends, self.skills, config.packages, ports.blobs, config.blobs.ttl_s
             ),
             PolicyService: PolicyService(
                 self.skills, self.backends, config.network, config.trust, has_gate, config.profiles
@@ -327,7 +327,7 @@ class App:
         offer = self.backends.default
         if not self._warms or offer is None or offer.refusal is not None:
             return
-        environment = await self.environments.get(DEFAULT_ENVIRONMENT)
+        environment = await self.environments.get(DEFAULT_ENVIRONMENT, offer)
         limits, closed = self.config.limits.family.defaults, self.config.sandbox.read_only
         await offer.backend.prepare(make_spec(offer.demand, limits, environment.ref, read_only=closed))
 

@@ -408,6 +408,7 @@ ENVIRONMENT = shape(
         "distributions": table_of(STRING, "versions by name"),
         "modules": described(STRINGS, "what can be imported"),
         "lock": described(STRING, "exact versions and SHA-256, as a requirements file"),
+        "platform": described(STRING, "the interpreter and the platform that it is built for"),
         "line": described(STRING, "what the build said last"),
         "error": STRING,
         "log": described(STRING, "the blob with the whole log of the build"),
@@ -417,7 +418,8 @@ ENVIRONMENT = shape(
         "built_at": NUMBER,
         "used_at": NUMBER,
     },
-    optional="name digest distributions modules lock line error log size_bytes build_ms started_at built_at used_at",
+    optional="name digest distributions modules lock platform line error log size_bytes build_ms started_at built_at "
+    "used_at",
 )
 DECISION: dict[str, Schema] = {
     "allowed": BOOLEAN,

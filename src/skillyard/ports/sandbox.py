@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from skillyard.domain.network.session import Egress
+from skillyard.domain.package.platforms import Platform
 from skillyard.domain.sandbox.guarantees import Nature, Probe
 from skillyard.domain.sandbox.spec import (
     DEFAULT_STREAMS,
@@ -328,6 +329,19 @@ class Imaged(Protocol):
         """Returns the name of the image of a sandbox.
 
         It is the one that ``spec`` names, or the backend's own for its language.
+        """
+        ...
+
+
+@runtime_checkable
+class Foreign(Protocol):
+    """A backend whose sandboxes may have another interpreter than this server, or another platform."""
+
+    async def platform_of(self, spec: SandboxSpec) -> Platform | None:
+        """Returns what the packages of a sandbox have to be built for; None where those of this server fit.
+
+        Of ``spec`` image, language and the name of the environment count. Raises InvalidInput for an image that the
+        backend does not have, and for one without an interpreter that packages are had for; SandboxFault.
         """
         ...
 

@@ -18,6 +18,7 @@ from enum import StrEnum
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.package.names import normalized
+from skillyard.domain.package.platforms import Platform
 from skillyard.values import dataclass
 
 DEFAULT_ENVIRONMENT = "base"
@@ -108,10 +109,12 @@ class Wanted:
     """PEP 508 requirements, sorted and each once; make it with :meth:`of`. ``digest`` names the set.
 
     ``held`` are packages that must be exactly these wherever the requirements come to need them, sorted by name.
+    ``platform`` is what they are for; None for this server's own.
     """
 
     requirements: tuple[str, ...]
     held: tuple[Pin, ...] = ()
+    platform: Platform | None = None
 
     @classmethod
     def of(cls, requirements: Iterable[str]) -> Wanted:
@@ -124,7 +127,8 @@ class Wanted:
     def digest(self) -> str:
         """SHA-256 in hexadecimal. Whole: who chooses both of two sets can find two that agree in 64 bits of it."""
         held = f"\n\n{lock_text(self.held)}" if self.held else ""
-        return hashlib.sha256(("\n".join(self.requirements) + held).encode()).hexdigest()
+        platform = f"\n\n{self.platform.name}" if self.platform is not None else ""
+        return hashlib.sha256(("\n".join(self.requirements) + held + platform).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

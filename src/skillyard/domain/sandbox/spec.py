@@ -15,6 +15,7 @@ from typing import Any
 from skillyard.domain.checks import is_blob_id
 from skillyard.domain.errors import InvalidInput, shape, shown
 from skillyard.domain.network.session import Egress
+from skillyard.domain.package.platforms import Platform
 from skillyard.domain.sandbox.content import Content, HostDirectory, JailDirectory
 from skillyard.domain.sandbox.frames import DEFAULT_LIMITS, FrameLimits
 from skillyard.domain.sandbox.guarantees import Demand
@@ -45,12 +46,23 @@ class Mount:
 @dataclass(frozen=True, slots=True)
 class EnvironmentRef:
     """A prepared set of packages: ``packages`` is a site-packages directory (None: standard library only);
-    ``preload`` names modules worth importing before a fork."""
+    ``preload`` names modules worth importing before a fork. The packages were built for ``platform``, None for this
+    server's own."""
 
     name: str = "base"
     packages: Content | None = None
     preload: tuple[str, ...] = ()
     digest: str = ""
+    platform: Platform | None = None
+
+    def check_fits(self, platform: Platform | None) -> None:
+        """Raises InvalidInput for packages in a sandbox of another platform than theirs."""
+        if self.packages is not None and self.platform != platform:
+            theirs, its = (str(one or "this server's Python") for one in (self.platform, platform))
+            rule = (
+                f"its packages are for {theirs}, and the sandbox has {its}, since its image was replaced; run it again"
+            )
+            raise InvalidInput("environment", rule)
 
 
 @dataclass(frozen=True, slots=True)

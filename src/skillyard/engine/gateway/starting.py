@@ -106,7 +106,7 @@ class Starter:
         grant = self._grant(section.network, secrets, values)
         if grant is not None and (able := ability(offer, self.gate is not None)).level is Level.MISSING:
             raise ToolServerFault(f"it needs the network, and isolation '{offer.name}' cannot give it: {able.why}")
-        environment = await self.environments.get(section.environment)
+        environment = await self.environments.get(section.environment, offer)
         source = section.source_directory
         if section.source is not None:
             await asyncio.to_thread(check_no_sockets, f"mcp.servers.{name}.source", section.source)

@@ -17,14 +17,15 @@ from skillyard.domain.package.names import admits, normalized, within
 from skillyard.domain.package.script_metadata import OPENING, read_script_metadata
 from skillyard.domain.skill.requirement import is_requirement
 from skillyard.domain.skill.skill import Skill
+from skillyard.engine.backends import Offer
+from skillyard.engine.packages.environment import platform_of
 from skillyard.values import dataclass
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 def asked_packages(params: Mapping[str, Any], code: str | None) -> tuple[str, ...]:
-    """Requirements (PEP 508), sorted, each once. Raises InvalidInput for what is none, and for metadata that is
-    malformed or wants another Python."""
+    """Requirements (PEP 508), sorted, each once. Raises InvalidInput for what is none, and for malformed metadata."""
     given = params.get("packages") or ()
     for index, text in enumerate(given):
         if not is_requirement(text):
@@ -41,11 +42,19 @@ def _declared(code: str) -> tuple[str, ...]:
     for problem in metadata.problems:
         if not problem.harmless:
             raise InvalidInput("code", f"line {problem.line}: {problem.message}")
-    python = platform.python_version()
-    if not metadata.admits_python(python):
-        rule = f"requires-python is '{metadata.requires_python}', and sandboxes have Python {python}"
-        raise InvalidInput("code", rule)
     return metadata.dependencies
+
+
+async def check_python(code: str | None, offer: Offer, environment: str, image: str) -> None:
+    """Raises InvalidInput for code whose metadata wants another Python than its sandbox has, SandboxFault."""
+    metadata = read_script_metadata(code) if code and OPENING in code else None
+    if metadata is None or not metadata.requires_python:
+        return
+    there = await platform_of(offer, environment, image=image)
+    python = platform.python_version() if there is None else there.version
+    if not metadata.admits_python(python):
+        rule = f"requires-python is '{metadata.requires_python}', and its sandbox has Python {python}"
+        raise InvalidInput("code", rule)
 
 
 def why_refused(requirements: Iterable[str], config: PackagesSettings) -> str:

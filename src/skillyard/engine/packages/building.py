@@ -28,6 +28,7 @@ from skillyard.domain.package.environment import (
     parse_lock,
 )
 from skillyard.domain.package.names import normalized
+from skillyard.domain.package.platforms import Platform
 from skillyard.engine.observer import (
     EnvironmentFailed,
     EnvironmentInstalled,
@@ -51,8 +52,8 @@ class Builder(Protocol):
 
     async def resolve(self, wanted: Wanted, log: BuildLog) -> Lock: ...
 
-    def install(self, lock: Lock, log: BuildLog) -> AsyncGenerator[bytes, None]:
-        """A tar archive of the installed packages. It has to be closed."""
+    def install(self, lock: Lock, platform: Platform | None, log: BuildLog) -> AsyncGenerator[bytes, None]:
+        """A tar archive of the packages, installed for ``platform``. It has to be closed."""
         ...
 
     def fetch(self, lock: Lock, tags: Mapping[str, Sequence[str]], log: BuildLog) -> AsyncGenerator[bytes, None]:
@@ -76,14 +77,14 @@ class SandboxBuilder:
     async def resolve(self, wanted: Wanted, log: BuildLog) -> Lock:
         held = [f"{pin.name}=={pin.version}" for pin in wanted.held]
         asked = {"step": "resolve", "requirements": list(wanted.requirements), "held": held}
-        async with aclosing(self._steps.output(asked, log, 2 * MAX_TEXT)) as output:
+        async with aclosing(self._steps.output(asked, wanted.platform, log, 2 * MAX_TEXT)) as output:
             text = await _whole(output)
         pins = parse_lock(text)
-        return Lock(lock_text(pins), _platform(pins, self._steps.source))
+        return Lock(lock_text(pins), _platform(pins, self._steps.source, wanted.platform))
 
-    async def install(self, lock: Lock, log: BuildLog) -> AsyncGenerator[bytes, None]:
+    async def install(self, lock: Lock, platform: Platform | None, log: BuildLog) -> AsyncGenerator[bytes, None]:
         asked = {"step": "install", "lock": lock.text}
-        async with aclosing(self._steps.output(asked, log, self._steps.most_bytes)) as output:
+        async with aclosing(self._steps.output(asked, platform, log, self._steps.most_bytes)) as output:
             async for chunk in output:
                 yield chunk
 
@@ -93,13 +94,15 @@ class SandboxBuilder:
             for pin in parse_lock(lock.text)
         }
         asked = {"step": "fetch", "wheels": wheels}
-        async with aclosing(self._steps.output(asked, log, self._steps.most_bytes)) as output:
+        async with aclosing(self._steps.output(asked, None, log, self._steps.most_bytes)) as output:
             async for chunk in output:
                 yield chunk
 
 
-def _platform(pins: Sequence[Pin], source: Sequence[str]) -> str:
-    """Returns what is built from source is another thing than the wheel of the same version."""
+def _platform(pins: Sequence[Pin], source: Sequence[str], platform: Platform | None) -> str:
+    """Returns the platform in words. What is built from source is another thing than the wheel of the same version."""
+    if platform is not None:
+        return platform.name
     built = {normalized(name) for name in source} & {pin.name for pin in pins}
     return " ".join([platform_name(), *(f"source:{name}" for name in sorted(built))])
 
@@ -161,8 +164,9 @@ class Building:
         """The keys of those that builds have."""
         return self._builder.at_work
 
-    @property
-    def origin(self) -> Origin:
+    def origin(self, wanted: Wanted) -> Origin:
+        if wanted.platform is not None:  # nothing is built from source for it
+            return Origin(wanted.platform.name, self._config.index)
         return Origin(platform_name(), self._config.index, self._config.source)
 
     def at_work(self) -> Iterable[Build]:
@@ -274,12 +278,12 @@ class Building:
         """The environment, and whether this build installed it. The lock is kept when there is what it leads to: one
         that cannot be installed is not tried for ever."""
         wanted = build.wanted
-        stored = None if refresh else await self._store.lock(wanted, self.origin)
+        stored = None if refresh else await self._store.lock(wanted, self.origin(wanted))
         lock = stored.lock if stored is not None else await self._resolved(build)
         build.digest = lock.digest
         built, mine = await self._installed(build, lock)
         if stored is None:
-            await self._store.keep_lock(wanted, self.origin, lock)
+            await self._store.keep_lock(wanted, self.origin(wanted), lock)
         return built, mine
 
     async def _resolved(self, build: Build) -> Lock:
@@ -326,5 +330,5 @@ class Building:
             raise BuildFailed(FULL)
         build.log.say(f"Installing {lock.digest[:SHOWN]}")
         arrival = Arrival(lock, build.wanted.requirements, "", most_bytes)
-        async with aclosing(self._builder.install(lock, build.log)) as chunks:
+        async with aclosing(self._builder.install(lock, build.wanted.platform, build.log)) as chunks:
             return await self._store.add(arrival, chunks)

@@ -7,13 +7,16 @@ import platform
 import sys
 import sysconfig
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from functools import lru_cache
 from pathlib import Path
 
 from skillyard.domain.errors import SkillyardError
-from skillyard.domain.package.environment import BuiltEnvironment, Lock
-from skillyard.domain.sandbox.spec import EnvironmentRef
+from skillyard.domain.package.environment import BuiltEnvironment, Lock, Wanted
+from skillyard.domain.package.platforms import Platform
+from skillyard.domain.sandbox.spec import EnvironmentRef, SandboxSpec
+from skillyard.engine.backends import Offer
+from skillyard.ports.sandbox import Foreign
 from skillyard.values import dataclass
 
 
@@ -64,6 +67,22 @@ def platform_name() -> str:
 def standard_library(name: str) -> EnvironmentRef:
     """No packages at all."""
     return EnvironmentRef(name, digest=Lock("", platform_name()).digest)
+
+
+async def platform_of(offer: Offer, name: str, language: str = "python", image: str = "") -> Platform | None:
+    """Returns what packages of a run are built for, None for this server's own; ``name`` is its environment's.
+
+    Raises InvalidInput, SandboxFault.
+    """
+    backend = offer.backend
+    if not isinstance(backend, Foreign):
+        return None
+    return await backend.platform_of(SandboxSpec(environment=EnvironmentRef(name), language=language, image=image))
+
+
+async def wanted_on(wanted: Wanted, offer: Offer, name: str, language: str = "python", image: str = "") -> Wanted:
+    """Returns the requirements as those of a run there. Raises as :func:`platform_of` does."""
+    return replace(wanted, platform=await platform_of(offer, name, language, image)) if wanted else wanted
 
 
 def uv_program() -> Path:

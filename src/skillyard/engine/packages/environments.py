@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from skillyard.config.packages import EnvironmentSettings, PackagesSettings
 from skillyard.domain.errors import Busy, InvalidInput, StoreFault, shown
 from skillyard.domain.package.environment import BuiltEnvironment, Wanted
+from skillyard.domain.package.platforms import Platform
 from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import EnvironmentRef
+from skillyard.engine.backends import Offer
 from skillyard.engine.packages.asked import Asked, missing, union
 from skillyard.engine.packages.build import Build
 from skillyard.engine.packages.building import Building
-from skillyard.engine.packages.environment import BuildFailed, Environment, standard_library
+from skillyard.engine.packages.environment import BuildFailed, Environment, standard_library, wanted_on
 from skillyard.ports.clock import Clock
 from skillyard.ports.environments import EnvironmentStore, StoredLock
 
@@ -68,9 +70,13 @@ class Environments:
         self.definition(name)
         return self._own[name]
 
-    async def get(self, name: str, owner: str = OPERATOR) -> Environment:
-        """The named environment, built first when it has to be. Raises InvalidInput, BuildFailed."""
-        return await self.of(self.wanted(name), owner, name=name)
+    async def get(self, name: str, offer: Offer | None = None) -> Environment:
+        """The named environment for sandboxes of ``offer``, built first when it has to be.
+
+        Raises InvalidInput, SandboxFault, BuildFailed.
+        """
+        wanted = self.wanted(name)
+        return await self.of(wanted if offer is None else await wanted_on(wanted, offer, name), OPERATOR, name=name)
 
     async def of(self, wanted: Wanted, owner: str, *, name: str = UNNAMED) -> Environment:
         """The environment of these requirements, built first when it has to be. Raises BuildFailed."""
@@ -84,17 +90,16 @@ class Environments:
                 what = f"environment '{name}'" if name != UNNAMED else "the environment"
                 raise BuildFailed(f"{what} could not be built: {failed.message}", failed.log) from failed
             self._locks[wanted.digest] = built.digest
-        return await self._used(built, name)
+        return await self._used(built, name, wanted.platform)
 
-    async def meeting(self, name: str, asked: Sequence[Asked]) -> Environment | None:
-        """The named environment when it is ready and has all that is asked for. Raises InvalidInput."""
-        wanted = self.wanted(name)
+    async def meeting(self, name: str, wanted: Wanted, asked: Sequence[Asked]) -> Environment | None:
+        """The named environment, of ``wanted``, when it is ready and has all that is asked for."""
         if name in self._bare:
             return None if asked else self._bare[name]
         built = await self.ready(wanted)
         if built is None or any(missing(who.requirements, built.distributions) for who in asked):
             return None
-        return await self._used(built, name)
+        return await self._used(built, name, wanted.platform)
 
     async def ready(self, wanted: Wanted) -> BuiltEnvironment | None:
         """Returns what was built for these requirements. Raises StoreFault."""
@@ -108,7 +113,7 @@ class Environments:
 
     async def lock(self, wanted: Wanted) -> StoredLock | None:
         """Raises StoreFault."""
-        return await self.store.lock(wanted, self.building.origin)
+        return await self.store.lock(wanted, self.building.origin(wanted))
 
     def begin(self, wanted: Wanted, owner: str, *, refresh: bool) -> Build:
         """A build that somebody asks for as such. Raises BuildFailed when the server is closing."""
@@ -171,11 +176,12 @@ class Environments:
         """Stop builds; nothing half-made is left."""
         await self.building.close()
 
-    async def _used(self, built: BuiltEnvironment, name: str) -> Environment:
+    async def _used(self, built: BuiltEnvironment, name: str, platform: Platform | None) -> Environment:
         await self.store.touch(built.digest)
         # One that was removed and built again lies in another directory of the same name: no warm interpreter of the
         # first may serve for it.
         removed = self._removed[built.digest]
         told = f"{name}-{removed}" if removed else name
-        ref = EnvironmentRef(told, Content(built.digest, self.store.packages(built.digest)), digest=built.digest)
+        packages = Content(built.digest, self.store.packages(built.digest))
+        ref = EnvironmentRef(told, packages, digest=built.digest, platform=platform)
         return Environment(ref, built.distributions, built)

@@ -16,8 +16,8 @@ from skillyard.domain.skill.requirement import Requirement, is_requirement
 from skillyard.domain.skill.skill import Skill
 from skillyard.domain.skill.trust import ApprovedPackages
 from skillyard.engine.packages.asked import Asked, required_name, union, why_refused
-from skillyard.engine.packages.environment import BuildFailed, Environment
-from skillyard.engine.packages.environments import Environments
+from skillyard.engine.packages.environment import BuildFailed, Environment, wanted_on
+from skillyard.engine.packages.environments import UNNAMED, Environments
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.plan import Plan
 from skillyard.engine.secrets.service import RunSecrets
@@ -46,17 +46,18 @@ class RunPackages:
         """
         environments, asked = self._environments, _asked_by(plan)
         try:
-            ready = await environments.meeting(plan.environment, asked)
+            own = await _there(plan, plan.environment, environments.wanted(plan.environment))
+            ready = await environments.meeting(plan.environment, own, asked)
             if ready is not None:  # what a named environment has anyway needs nobody's leave
                 return ready
-            own = environments.wanted(plan.environment)
             if not asked:
                 await self._check_secrets(plan, own)
-                environment = await environments.get(plan.environment, plan.principal.name)
+                environment = await environments.of(own, plan.principal.name, name=plan.environment)
                 await self._check_trust(plan)
                 return environment
             self._check_packages(plan, asked)
-            wanted = await self._held(plan, asked, union(environments.definition(plan.environment), asked))
+            both = union(environments.definition(plan.environment), asked)
+            wanted = await self._held(plan, asked, await _there(plan, UNNAMED, both))
             await self._check_secrets(plan, wanted)
             environment = await self._built(plan, wanted)
             anyway = await environments.ready(own) if own else None
@@ -83,16 +84,18 @@ class RunPackages:
         bound: dict[str, tuple[Skill, ApprovedPackages]] = {}
         for skill in sorted(skills, key=lambda skill: (len(required[skill.name]), skill.name)):
             others = [bound[name] for name in bound if name in required[skill.name]]
-            bound[skill.name] = skill, await self._approved_packages(plan, skill, _joined(others))
+            alone = replace(wanted, held=_joined(others))
+            bound[skill.name] = skill, await self._approved_packages(plan, skill, alone)
         if all(packages.wanted == wanted.digest for _, packages in bound.values()):
             return wanted
         return replace(wanted, held=_joined(bound.values()))
 
-    async def _approved_packages(self, plan: Plan, skill: Skill, held: tuple[Pin, ...]) -> ApprovedPackages:
+    async def _approved_packages(self, plan: Plan, skill: Skill, alone: Wanted) -> ApprovedPackages:
         """Returns the packages of an approval, and resolves them first where none are bound to it.
 
         They are those of the skill alone, in its own environment; otherwise a caller would choose them for everybody by
-        other requirements. ``held`` are those of the skills that it requires, without which it never runs.
+        other requirements. ``alone`` has the platform, and holds those of the skills that it requires, without which it
+        never runs.
         """
         approvals, environments = self._standings.approvals, self._environments
         packages = await approvals.packages(skill.name, skill.version, skill.digest)
@@ -101,7 +104,8 @@ class RunPackages:
         named = skill.runtime.environment if skill.runtime is not None else DEFAULT_ENVIRONMENT
         if named not in environments.names:
             named = DEFAULT_ENVIRONMENT
-        own = replace(union(environments.definition(named), [Asked(skill.needs.dependencies, skill)]), held=held)
+        own = union(environments.definition(named), [Asked(skill.needs.dependencies, skill)])
+        own = replace(alone, requirements=own.requirements)
         stored = await environments.lock(own)
         if stored is None:
             await self._check_secrets(plan, own)
@@ -184,6 +188,12 @@ class RunPackages:
                 raise Refused(
                     "PolicyRefused", f"{who} asks for the packages {shown}: {setting} admits none of them{lacks}"
                 )
+
+
+async def _there(plan: Plan, name: str, wanted: Wanted) -> Wanted:
+    """Returns the requirements for the sandbox of a run, whose environment will have that name."""
+    command = plan.request.command
+    return await wanted_on(wanted, plan.offer, name, "python" if command is None else command.language, plan.image)
 
 
 def _asked_by(plan: Plan) -> tuple[Asked, ...]:

@@ -53,7 +53,8 @@ def resolve(asked: dict[str, Any]) -> None:
 def install(asked: dict[str, Any]) -> None:
     write("lock.txt", [asked["lock"]])
     os.mkdir("packages")
-    if outside := uv(asked, *INSTALL, "packages", "--compile-bytecode", "-r", "lock.txt"):
+    compiled = [] if asked["other"] else ["--compile-bytecode"]  # it would be that of this interpreter
+    if outside := uv(asked, *INSTALL, "packages", *compiled, "-r", "lock.txt"):
         sys.exit(f"error: {culprit(asked)} holds {outside}, outside of its own tree")
     send("packages", sorted(files("packages")))
 
@@ -87,6 +88,9 @@ def uv(asked: dict[str, Any], *words: str) -> str:
     kinds = ["--only-binary", ":all:"]
     for name in asked["source"]:
         kinds += ["--no-binary", name]
+    if asked["other"]:
+        version, platform = asked["other"]
+        kinds += ["--python-version", version, "--python-platform", platform]
     given = {
         "HOME": HOME,
         "UV_CACHE_DIR": f"{HOME}/.cache",

@@ -38,7 +38,8 @@ _BRIEF = ("name", "state", "digest", "requirements")
 async def list_environments(packages: PackageService, _principal: Principal, _params: Params) -> dict[str, Any]:
     environments = packages.environments
     building = environments.building
-    named = [await _shown(packages, Target(name, environments.wanted(name))) for name in environments.names]
+    wanted = {name: await packages.usual(environments.wanted(name), name) for name in environments.names}
+    named = [await _shown(packages, Target(name, wanted[name])) for name in environments.names]
     return {
         "named": [{key: one[key] for key in _BRIEF if key in one} for one in named],
         "environments": [_without_lock(_built(built)) for built in await environments.store.list()],
@@ -151,6 +152,7 @@ def _built(built: BuiltEnvironment) -> dict[str, Any]:
         "build_ms": round(built.build_ms, 1),
         "log": built.log,
         "lock": built.lock.text,
+        "platform": built.lock.platform,
     }
 
 

@@ -10,8 +10,10 @@ from skillyard.domain.errors import EnvironmentNotFound, Forbidden, InvalidInput
 from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT, SHOWN, BuiltEnvironment, Wanted
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.requirement import is_requirement
+from skillyard.engine.backends import Backends
 from skillyard.engine.packages.asked import Asked, required_name, union, why_refused
-from skillyard.engine.packages.environments import Environments
+from skillyard.engine.packages.environment import wanted_on
+from skillyard.engine.packages.environments import UNNAMED, Environments
 from skillyard.engine.skills.service import SkillService
 from skillyard.engine.skills.standings import packages_allowed
 from skillyard.ports.blobs import BlobStore
@@ -25,10 +27,16 @@ class PackageService:
     """Environments, and who may have which packages. Archives of wheels are kept as ``blobs``, for ``blob_ttl_s``."""
 
     environments: Environments
+    backends: Backends
     skills: SkillService
     config: PackagesSettings
     blobs: BlobStore
     blob_ttl_s: float | None
+
+    async def usual(self, wanted: Wanted, name: str = UNNAMED) -> Wanted:
+        """Returns the requirements for sandboxes of the default isolation. Raises InvalidInput, SandboxFault."""
+        offer = self.backends.default
+        return wanted if offer is None or offer.refusal is not None else await wanted_on(wanted, offer, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +70,13 @@ async def find_target(packages: PackageService, principal: Principal, params: Ma
         return await _named(packages, params["environment"])
     if given == ["skill"]:
         return await _of_skill(packages, principal, params["skill"], params.get("version"))
-    return _of_packages(packages, principal, params["packages"])
+    return await _of_packages(packages, principal, params["packages"])
 
 
 async def _named(packages: PackageService, name: str) -> Target:
     environments = packages.environments
     if name in environments.names:
-        return Target(name, environments.wanted(name))
+        return Target(name, await packages.usual(environments.wanted(name), name))
     built = await environments.store.find(name) or await _beginning(packages, name)
     if built is None:
         known = ", ".join(environments.names)
@@ -91,7 +99,7 @@ async def _of_skill(packages: PackageService, principal: Principal, name: str, v
     skill = await packages.skills.find(principal, name, version, field="skill")
     named = skill.runtime.environment if skill.runtime is not None else DEFAULT_ENVIRONMENT
     asked = (Asked(skill.needs.dependencies, skill),) if skill.needs.dependencies else ()
-    wanted = union(packages.environments.definition(named), asked)
+    wanted = await packages.usual(union(packages.environments.definition(named), asked), UNNAMED if asked else named)
     standing = await packages.skills.standings.standing_of(skill)
     names = [required_name(text) for text in skill.needs.dependencies]
     denied = sorted(set(names) - set(packages_allowed(standing, names, packages.config)))
@@ -99,13 +107,13 @@ async def _of_skill(packages: PackageService, principal: Principal, name: str, v
     return Target(f"{skill.name}@{skill.version}", wanted, refusal=refusal)
 
 
-def _of_packages(service: PackageService, principal: Principal, packages: list[str]) -> Target:
+async def _of_packages(service: PackageService, principal: Principal, packages: list[str]) -> Target:
     """Returns what code that asks for them would get."""
     for index, text in enumerate(packages):
         if not is_requirement(text):
             rule = "must be a requirement such as 'numpy>=2,<3'; no URLs, paths or options"
             raise InvalidInput(f"packages[{index}]", rule, shown(text))
-    wanted = Wanted.of(packages)
+    wanted = await service.usual(Wanted.of(packages))
     return Target("packages", wanted, refusal=_why_not(service, principal, wanted))
 
 

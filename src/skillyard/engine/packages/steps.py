@@ -21,6 +21,7 @@ from skillyard.config.packages import PackagesSettings, index_rule
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.network.policy import OPERATOR, Layer, Policy
 from skillyard.domain.network.session import EgressLimits, EgressPlan, GateSecret, host_and_port, new_placeholder
+from skillyard.domain.package.platforms import Platform, own
 from skillyard.domain.principal import DEFAULT_PROJECT
 from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.guarantees import Level
@@ -33,7 +34,7 @@ from skillyard.engine.lending import Lender, Order
 from skillyard.engine.network.grant import ability
 from skillyard.engine.network.run_network import NetworkGrant
 from skillyard.engine.packages.build import BuildLog, calm
-from skillyard.engine.packages.environment import BuildFailed, standard_library, uv_program
+from skillyard.engine.packages.environment import BuildFailed, platform_of, standard_library, uv_program
 from skillyard.engine.secrets.redact import NOTHING, Redaction
 from skillyard.engine.secrets.service import SecretBook
 from skillyard.engine.tasks import Tasks
@@ -136,15 +137,18 @@ class Steps:
         """More than a build's disk cannot come out of it."""
         return self._config.disk_mb * MIB + _HEADERS
 
-    async def output(self, asked: Mapping[str, Any], log: BuildLog, most_bytes: int) -> AsyncGenerator[bytes, None]:
+    async def output(
+        self, asked: Mapping[str, Any], platform: Platform | None, log: BuildLog, most_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
         """Yields what the program writes to standard output; what it says goes to ``log``. It has to be closed.
 
+        It works for ``platform``, None for this server's own, which uv is told where its sandbox may have another one.
         Raises BuildFailed, at the end too: what came before is then worth nothing.
         """
         key = PREFIX + token_hex(8)
         self.at_work.add(key)
         try:
-            async with aclosing(self._output(key, asked, log, most_bytes)) as output:
+            async with aclosing(self._output(key, asked, platform, log, most_bytes)) as output:
                 async for chunk in output:
                     yield chunk
         except BuildFailed:
@@ -155,11 +159,12 @@ class Steps:
             self.at_work.discard(key)
 
     async def _output(
-        self, key: str, asked: Mapping[str, Any], log: BuildLog, most_bytes: int
+        self, key: str, asked: Mapping[str, Any], platform: Platform | None, log: BuildLog, most_bytes: int
     ) -> AsyncGenerator[bytes, None]:
         offer = await self._offer()
         access = await index_access(self._config, self._book, key)
-        told = {**asked, **self._where(access)}
+        other = platform or (own() if await platform_of(offer, self._usual) is not None else None)
+        told = {**asked, **self._where(access, other)}
         order = Order(key, _TENANT, offer, self._spec(offer), self._network(access), trimmed=True)
         async with self._lender.lend(order) as loan:
             try:
@@ -184,7 +189,7 @@ class Steps:
                 seen = await self._tasks.shielded(loan.end(), f"end of {key}")
         if ending.outcome is not Outcome.EXIT or ending.code:
             text = log.whole()[-16_384:].decode("utf-8", "replace")
-            raise BuildFailed(explained(self._config, ending, text, seen or {}))
+            raise BuildFailed(explained(self._config, ending, text, seen or {}, other))
 
     async def _offer(self) -> Offer:
         """The default isolation, or the strongest with a network where that one has none."""
@@ -234,13 +239,14 @@ class Steps:
         hidden = Redaction(secret.value for secret in access.secrets) if access.secrets else NOTHING
         return NetworkGrant(gate, EgressPlan(policy, EgressLimits(), access.secrets), hidden)
 
-    def _where(self, access: IndexAccess) -> dict[str, Any]:
+    def _where(self, access: IndexAccess, other: Platform | None) -> dict[str, Any]:
         config = self._config
         return {
             "index": access.address,
             "offline": config.offline,
             "wheels_shown": config.wheels is not None,
-            "source": list(config.source),
+            "source": list(config.source) if other is None else [],
+            "other": None if other is None else [other.version, other.uv],
         }
 
 
@@ -273,13 +279,20 @@ _NO_MEMORY = re.compile(
 _REACHING = re.compile(r"error sending request|tunnel error|dns error|Failed to fetch|Failed to download|urlopen error")
 
 
-def explained(config: PackagesSettings, ending: Ending, text: str, network: Mapping[str, Any]) -> str:
+def explained(
+    config: PackagesSettings,
+    ending: Ending,
+    text: str,
+    network: Mapping[str, Any],
+    other: Platform | None = None,
+) -> str:
     """Returns why a step failed.
 
-    ``text`` is the end of the log, written by others. ``network`` is the record of the gate.
+    ``text`` is the end of the log, written by others. ``network`` is the record of the gate. ``other`` is the platform
+    that uv was told.
     """
     text = calm(text)
-    said = _limit(config, ending, text) or _refused(network, text) or _from_uv(config, text)
+    said = _limit(config, ending, text) or _refused(network, text) or _from_uv(config, text, other)
     return shorten(" ".join((said or _last(text) or _ended(ending)).split()), MOST)
 
 
@@ -305,7 +318,7 @@ def _refused(network: Mapping[str, Any], text: str) -> str:
     return f"the build may not reach {where}: {why}. Which hosts builds may reach is the setting packages.network"
 
 
-def _from_uv(config: PackagesSettings, text: str) -> str:
+def _from_uv(config: PackagesSettings, text: str, other: Platform | None) -> str:
     if match := _MISMATCH.search(text):
         return (
             f"{match[1]} is not what was locked: the index gives a file with another SHA-256. If that is meant, "
@@ -317,9 +330,15 @@ def _from_uv(config: PackagesSettings, text: str) -> str:
         where = "in packages.wheels" if config.offline else f"in the index {config.index}"
         return f"there is no package '{match[1]}' {where}"
     if match := _NO_WHEEL.search(text):
-        return f"'{match[1]}' has no wheel for this platform (the {match[2].strip()} does not fit). {_hints(text)}"
+        where = "this platform" if other is None else str(other)
+        return f"'{match[1]}' has no wheel for {where} (the {match[2].strip()} does not fit). {_hints(text)}"
     if match := _SOURCE.search(text):
         version = f" {match[2]}" if match[2] else ""
+        if other is not None:
+            rule = (
+                f"'{match[1]}'{version} has no wheel, only a source distribution, and only wheels are taken for {other}"
+            )
+            return f"{rule}: ask for another version, or use an image with the Python and the platform of this server"
         return (
             f"'{match[1]}'{version} has no wheel, only a source distribution, and only wheels are taken: "
             f'packages.source = ["{match[1]}"] lets it be built from source, in the build\'s sandbox'

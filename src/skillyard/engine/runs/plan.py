@@ -28,6 +28,7 @@ from skillyard.domain.work.limits import MINIMUM, LimitFamily, Limits
 from skillyard.domain.work.record import RunKind, RunRecord
 from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.blobs.service import agents_blob, owned_blob
+from skillyard.engine.packages.asked import check_python
 from skillyard.engine.runs.request import RunRequest
 from skillyard.engine.skills.service import SkillService
 from skillyard.engine.skills.standings import UNMOUNTED, RunTrust
@@ -117,6 +118,9 @@ class Planner:
         of, skills, trust = await self._find_skills(principal, request) if named else (None, (), UNMOUNTED)
         image = _image(request, skills)
         offer = await self._offer(isolation, skills, trust, image)
+        skill = of if request.command is None else None
+        environment = _environment(request, skill, skills)
+        await check_python(request.code if request.command is None else "", offer, environment, image)
         if request.command is not None and request.command.service is not None:
             if ports := request.command.service.ports:
                 offer.probe.demand("forwarding")
@@ -130,7 +134,6 @@ class Planner:
             offer.probe.demand("keeping")
         run_id = self._ids.run() if before is None else before.run_id
         now, taken_at = self._clock.now(), self._clock.monotonic()
-        skill = of if request.command is None else None
         if request.session is not None:
             request = _in_session(request, of)
         ids = enumerate(request.input_blobs)
@@ -142,7 +145,7 @@ class Planner:
             created_at=now if before is None else before.created_at,
             taken_at=taken_at if before is None else taken_at - max(0.0, now - before.created_at),
             limits=_limits(family, request, of, trust),
-            environment=_environment(request, skill, skills),
+            environment=environment,
             offer=offer,
             image=image,
             skill=skill,

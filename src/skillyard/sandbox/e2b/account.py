@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,14 +14,10 @@ MEND = "name a template in e2b.template that `skillyard image e2b-template` wrot
 
 
 def fit(spec: SandboxSpec, template: str, seen: Mapping[str, Any]) -> None:
-    """Raises InvalidInput for a spec that machines of a template are too small for, or too old."""
+    """Raises InvalidInput for a spec that machines of a template are too small for."""
     if spec.limits.memory_mb > seen["memory_mb"]:
         rule = f"machines of the template '{template}' have {seen['memory_mb']} MiB; choose a larger template"
         raise InvalidInput("limits.memory_mb", rule, str(spec.limits.memory_mb))
-    want, has = [list(sys.version_info[:2]), os.uname().machine], [seen["python"], seen["machine"]]
-    if spec.environment.packages is not None and want != has:
-        told = [f"Python {version[0]}.{version[1]} on {machine}" for version, machine in (want, has)]
-        raise InvalidInput("environment", f"its packages are for {told[0]}, and '{template}' has {told[1]}")
 
 
 async def groups_of(channel: CommandChannel) -> list[str]:

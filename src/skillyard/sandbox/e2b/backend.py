@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from skillyard.config.backends import E2bSettings
 from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SkillyardError, shown
-from skillyard.domain.sandbox.guarantees import Level, Nature, Probe
+from skillyard.domain.sandbox.guarantees import Level, Nature, Probe, Protection
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.ports.gate import Plug
@@ -47,6 +47,7 @@ from skillyard.threads import to_its_end
 if TYPE_CHECKING:
     from e2b import AsyncSandbox
 
+_INTERPRETER = "interpreter"
 _LOOK_EVERY_S = 60.0
 _TRIES = 3
 _LOOK_LIMITS = Limits(memory_mb=64, cpus=0.5, pids=32, disk_mb=16, timeout_ms=30_000)
@@ -82,13 +83,7 @@ class E2bBackend(RemoteBackend["AsyncSandbox"]):
         if not template:
             return absent(f"no template is named; {MEND}", facts)
         try:
-            spec = SandboxSpec(limits=_LOOK_LIMITS)
-            sandbox = await self._make(spec, f"probe-{secrets.token_hex(8)}", template, {})
-            try:
-                seen = await look_inside(sandbox, LOOK, bound_ms=_LOOK_LIMITS.timeout_ms)
-                egress = await sandbox.way_out.look(sandbox, Level.PROVIDER)
-            finally:
-                await self.destroy(sandbox.handle)
+            seen, egress = await self._looked_at(template)
             return judge(seen, self._machines[template], facts, egress)
         except BackendAway as error:
             return absent(error.message, facts, away=True)
@@ -96,6 +91,22 @@ class E2bBackend(RemoteBackend["AsyncSandbox"]):
             return absent(error.message, facts)
         except (LookupError, TypeError, ValueError) as error:
             return absent(f"a test machine tells nothing that we understand: {error}"[:300], facts, MEND)
+
+    async def _looked_at(self, template: str) -> tuple[Mapping[str, Any], Protection]:
+        """Returns what a program sees in a machine of a template, and its way out. Raises SkillyardError."""
+        sandbox = await self._make(SandboxSpec(limits=_LOOK_LIMITS), f"probe-{secrets.token_hex(8)}", template, {})
+        try:
+            seen = await look_inside(sandbox, LOOK, bound_ms=_LOOK_LIMITS.timeout_ms)
+            egress = await sandbox.way_out.look(sandbox, Level.PROVIDER)
+        finally:
+            await self.destroy(sandbox.handle)
+        if template in self._machines:
+            self._machines[template] = {**self._machines[template], _INTERPRETER: seen.get(_INTERPRETER)}
+        return seen, egress
+
+    async def _interpreter(self, of: str) -> object:
+        known = self._machines.get(of, {})
+        return (known if _INTERPRETER in known else (await self._looked_at(of))[0]).get(_INTERPRETER)
 
     async def _fit(self, spec: SandboxSpec, probe: Probe) -> str:  # noqa: ARG002 - one template's probe is every one's
         ours = self._settings

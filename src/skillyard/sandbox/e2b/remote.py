@@ -15,13 +15,16 @@ import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from skillyard.domain.errors import SandboxFault, SandboxGone, SkillyardError, shown
 from skillyard.domain.foreign_json import parse_json
+from skillyard.domain.package.platforms import Platform, foreign
 from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
 from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Held, Owner, Program, SandboxSpec, StreamLimits
+from skillyard.domain.work.limits import MINIMUM
 from skillyard.domain.work.record import Usage
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.agent_channel import HELLO_S, Opener
@@ -122,6 +125,10 @@ class RemoteBackend(Generic[R]):
         """Returns the template or image for a spec. Raises InvalidInput, SandboxFault where it does not fit."""
 
     @abstractmethod
+    async def _interpreter(self, of: str) -> object:
+        """Returns what the interpreter of a template or image told of itself. Raises SandboxFault."""
+
+    @abstractmethod
     async def _new(self, spec: SandboxSpec, of: str, metadata: Mapping[str, str], ttl_s: int) -> R:
         """Has the provider make a machine. Raises SandboxFault."""
 
@@ -148,6 +155,10 @@ class RemoteBackend(Generic[R]):
                 self._probe = found
             return self._probe
 
+    async def platform_of(self, spec: SandboxSpec) -> Platform | None:
+        of = await self._fit(replace(spec, limits=MINIMUM), await self.probe())
+        return foreign(await self._interpreter(of))
+
     async def create(self, spec: SandboxSpec, key: str) -> RemoteSandbox:
         probe = await self.probe()
         if not probe.ready:
@@ -158,6 +169,8 @@ class RemoteBackend(Generic[R]):
             probe.demand("egress")
         async with self._creating.of(key):
             of = await self._fit(spec, probe)
+            if spec.environment.packages is not None:
+                spec.environment.check_fits(foreign(await self._interpreter(of)))
             try:
                 async with self._content.placed(spec, key) as placed:
                     sandbox = await self._make(placed, key, of, probe.enforced())

@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -20,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from skillyard.config.backends import MicrovmSettings
-from skillyard.domain.errors import InvalidInput, SandboxFault, SandboxGone, SkillyardError, shown
+from skillyard.domain.errors import SandboxFault, SandboxGone, SkillyardError, shown
 from skillyard.domain.foreign_json import BadJson, parse_json
+from skillyard.domain.package.platforms import Platform, foreign
 from skillyard.domain.sandbox.guarantees import Demand, Level, Nature, Probe
 from skillyard.domain.sandbox.spec import Held, Owner, SandboxSpec
 from skillyard.domain.work.limits import Limits
@@ -99,6 +99,7 @@ class MicrovmBackend:
         self._content = ContentCache(state / "content", self.survey)
         self._machine: Mapping[str, Any] = {}
         """The last machine's account of itself."""
+        self._interpreter: object = None
 
     @property
     def nature(self) -> Nature:
@@ -136,6 +137,7 @@ class MicrovmBackend:
                 around = await to_its_end(self._around, sandbox.handle)
             finally:
                 await self.destroy(sandbox.handle)
+            self._interpreter = seen.get("interpreter")
             facts["qemu_group"] = ", ".join(around) or self._bounds.lacking("memory")
             return judge(seen, self._machine, self._limits, orders.SPARE, facts, egress, around)
         except SkillyardError as error:
@@ -168,7 +170,8 @@ class MicrovmBackend:
         spec.refuse_names(self.name)
         if spec.egress is not None:
             probe.demand("egress")
-        self._fit(spec)
+        if spec.environment.packages is not None:
+            spec.environment.check_fits(await self.platform_of(spec))
         async with self._creating.of(key):
             with self._pool.busy():
                 sandbox = await self._created(spec, key, probe)
@@ -222,13 +225,9 @@ class MicrovmBackend:
         await sandbox.close()
         await self.destroy(sandbox.handle)
 
-    def _fit(self, spec: SandboxSpec) -> None:
-        """Raises InvalidInput for packages of another Python than the image's."""
-        assert self._image is not None
-        want, has = f"{sys.version_info[0]}.{sys.version_info[1]}", self._image.facts.get("python", "")
-        if spec.environment.packages is not None and want != has:
-            rule = f"its packages are for Python {want}, and the image has {has}; use an image with Python {want}"
-            raise InvalidInput("environment", rule)
+    async def platform_of(self, spec: SandboxSpec) -> Platform | None:  # noqa: ARG002 - there is one image
+        await self.probe()
+        return foreign(self._interpreter)
 
     def _found(self, key: str) -> str | None:
         """Returns the handle of the machine of ``key`` that lives."""

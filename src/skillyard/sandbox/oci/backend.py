@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import secrets
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +18,7 @@ from urllib.parse import quote
 
 from skillyard.config.backends import OciSettings
 from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SandboxGone, SkillyardError, shown
+from skillyard.domain.package.platforms import Platform, foreign
 from skillyard.domain.sandbox.guarantees import Demand, Level, Nature, Probe, Protection, weaker
 from skillyard.domain.sandbox.image import check_image
 from skillyard.domain.sandbox.spec import Argv, Held, Owner, SandboxSpec, Stream
@@ -36,7 +35,7 @@ from skillyard.sandbox.oci.container import Image, Surroundings
 from skillyard.sandbox.oci.engine import Engine, EngineRefused
 from skillyard.sandbox.oci.home import OURS, Home, Lent
 from skillyard.sandbox.oci.pool import Pool, shape_of
-from skillyard.sandbox.oci.probe import LOOK, WITHOUT, absent, facts_of, judge, seen_outside
+from skillyard.sandbox.oci.probe import LOOK, WITHOUT, absent, account, facts_of, judge, seen_outside
 from skillyard.sandbox.registry import Kind
 from skillyard.sandbox.turns import Turns
 from skillyard.threads import answered
@@ -144,13 +143,7 @@ class OciBackend:
             outside = {} if told is None else seen_outside(int(told["State"].get("Pid") or 0), sandbox.handle)
         finally:
             await self.destroy(sandbox.handle)
-        try:
-            seen = json.loads(text)
-        except (ValueError, RecursionError):
-            seen = None
-        if not isinstance(seen, dict):
-            raise SandboxFault(f"python does not run in {image.id}: {said.decode('utf-8', 'replace')[-300:]}")
-        return {**seen, "outside": outside}, egress
+        return {**account(text, said, image.id), "outside": outside}, egress
 
     async def _image(self, name: str) -> Image:
         """Returns an image that the engine has; none is ever pulled. Raises InvalidInput, BackendAway."""
@@ -176,8 +169,6 @@ class OciBackend:
         if spec.egress is not None:
             probe.demand("egress")
         name = self.image_of(spec)
-        if name not in (self._settings.image, *self._settings.images.values()):
-            check_image("image", name)
         async with self._creating.of(key):
             with self._pool.busy():
                 sandbox = await self._created(spec, key, name)
@@ -226,22 +217,28 @@ class OciBackend:
     def image_of(self, spec: SandboxSpec) -> str:
         return spec.image or self._settings.image_for(spec.language)
 
+    async def platform_of(self, spec: SandboxSpec) -> Platform | None:
+        await self.probe()
+        return foreign((await self._looked(self.image_of(spec)))[1].get("interpreter"))
+
+    async def _looked(self, name: str) -> tuple[Image, Mapping[str, Any], Probe]:
+        """Returns the image of that name, with what is in force in its containers. Raises SkillyardError."""
+        if name not in (self._settings.image, *self._settings.images.values(), *self._images):
+            check_image("image", name)
+        return await self._known(await self._image(name), self._told)
+
     async def _fit(self, name: str, spec: SandboxSpec) -> tuple[Image, str, Mapping[str, str]]:
         """Returns the image of a spec, the place of its packages, and its walls.
 
         Raises InvalidInput, ProtectionMissing, SandboxFault.
         """
-        image, seen, probe = await self._known(await self._image(name), self._told)
+        image, seen, probe = await self._looked(name)
         Demand(spec.kernel_only, spec.allow_degraded).check(probe.protections)
         # The image's own interpreter looked around: it cannot claim more than the operator's image has.
         enforced = weaker((await self.probe()).enforced(), probe.enforced())
         if spec.environment.packages is None:
             return image, "", enforced
-        ours = [*sys.version_info[:2]]
-        if seen["python"] != ours or seen["machine"] != os.uname().machine:
-            has, want = ".".join(map(str, seen["python"])), ".".join(map(str, ours))
-            rule = f"its packages are for Python {want} on {os.uname().machine}, and the image has {has} on "
-            raise InvalidInput("environment", f"{rule}{seen['machine']}; use an image with Python {want}")
+        spec.environment.check_fits(foreign(seen.get("interpreter")))
         return image, str(seen["packages"][0]), enforced
 
     async def _found(self, key: str) -> str | None:

@@ -74,7 +74,8 @@ def _identity(path: Path) -> tuple[str, ...]:
 
 def bare_spec(spec: SandboxSpec) -> SandboxSpec:
     """Returns a spec of the same shape without the parts that belong to one principal."""
-    environment = EnvironmentRef(packages=spec.environment.packages, digest=spec.environment.digest)
+    own = spec.environment
+    environment = EnvironmentRef(packages=own.packages, digest=own.digest, platform=own.platform)
     return replace(spec, environment=environment, group="", tenant="", egress=None, forwarding=False)
 
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from inspect import getsource
 from pathlib import Path
 from typing import Any
 
+from skillyard.domain.errors import SandboxFault
+from skillyard.domain.foreign_json import BadJson, parse_json
+from skillyard.domain.package.platforms import interpreter
 from skillyard.domain.sandbox import guarantees
 from skillyard.domain.sandbox.guarantees import OWN_KERNEL, WALLS, Level, Probe, Protection
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.sandbox.oci import container
 
-LOOK = """
+LOOK = (
+    f"""{getsource(interpreter)}"""
+    + """
 import ctypes, json, os, socket, sys
 def text(*paths):
     for path in paths:
@@ -51,8 +58,12 @@ print(json.dumps({
     "cpus": text(group + "cpu.max") or quota,
     "sizes": {place: size(place) for place in ("/workspace", "/tmp", "/dev/shm")},
     "python": list(sys.version_info[:2]), "machine": os.uname().machine, "packages": site.getsitepackages(),
+    "interpreter": interpreter(),
 }))
 """
+)
+_PLACE = re.compile(r"/[A-Za-z0-9._+/-]{1,500}")
+"""Where an interpreter may say that it looks for packages."""
 _SPACES = {
     "user_namespace": "user",
     "mount_namespace": "mnt",
@@ -81,6 +92,18 @@ _GROUP_FILES = {
 """Files of a control group, of version 1 and of version 2."""
 _NOT_SEEN = "it was not in force in a test container"
 _LIMITS_MEND = "give the engine control groups of version 2, or run it as root"
+
+
+def account(text: bytes, said: bytes, image: str) -> dict[str, Any]:
+    """Returns what :data:`LOOK` told of a container of ``image``. Raises SandboxFault for another form."""
+    try:
+        seen = parse_json(text)
+    except BadJson:
+        seen = None
+    match seen:
+        case {"python": [int(), int()], "packages": [str(first), *_]} if _PLACE.fullmatch(first):
+            return dict(seen)
+    raise SandboxFault(f"python does not run in {image}: {said.decode('utf-8', 'replace')[-300:]}")
 
 
 def judge(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import secrets
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from skillyard.config.backends import OpenSandboxSettings
-from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SkillyardError, shown
+from skillyard.domain.errors import BackendAway, SandboxFault, SkillyardError, shown
 from skillyard.domain.foreign_json import BadJson, parse_json
 from skillyard.domain.sandbox.guarantees import Level, Nature, Probe
 from skillyard.domain.sandbox.image import check_image, is_by_digest
@@ -39,6 +37,7 @@ from skillyard.sandbox.opensandbox.server import Order, Server, packed, unpacked
 from skillyard.sandbox.registry import Kind, Place
 from skillyard.threads import to_its_end
 
+_INTERPRETER = "interpreter"
 _KEY_DIGEST = "skillyard.key-digest"
 _SOON_S = 0.01
 _LOOK_LIMITS = Limits(memory_mb=96, cpus=0.5, pids=64, disk_mb=16, timeout_ms=30_000)
@@ -97,7 +96,7 @@ class OpenSandboxBackend(RemoteBackend[str]):
                 egress = await sandbox.way_out.look(sandbox, Level.PROVIDER)
             finally:
                 await self.destroy(sandbox.handle)
-            inside = self._images[image]
+            inside = self._images[image] = {**self._images[image], _INTERPRETER: seen.get("interpreter")}
             wanted = {
                 "memory": str(memory(_LOOK_LIMITS)),
                 "cpus": str(min(_LOOK_LIMITS.cpus, float(inside["processors"]))),
@@ -124,19 +123,17 @@ class OpenSandboxBackend(RemoteBackend[str]):
         image = self.image_of(spec)
         if image not in (self._settings.image, *self._settings.images.values()):
             check_image("image", image)
-        if image not in self._images:
+        if _INTERPRETER not in self._images.get(image, {}):
             found = await self._looked(image)
             if not found.ready:
                 raise SandboxFault(f"the image '{image}' cannot be used: {found.facts.get('why', '')}")
             if found.enforced() != probe.enforced():
                 self._images.pop(image)
                 raise SandboxFault(f"sandboxes of the image '{image}' are held by other walls than the usual ones")
-        seen = self._images[image]
-        want, has = [list(sys.version_info[:2]), os.uname().machine], [seen["python"], seen["machine"]]
-        if spec.environment.packages is not None and want != has:
-            told = [f"Python {version[0]}.{version[1]} on {machine}" for version, machine in (want, has)]
-            raise InvalidInput("environment", f"its packages are for {told[0]}, and the image '{image}' has {told[1]}")
         return image
+
+    async def _interpreter(self, of: str) -> object:
+        return self._images[of].get(_INTERPRETER)
 
     async def _new(self, spec: SandboxSpec, of: str, metadata: Mapping[str, str], ttl_s: int) -> str:
         return await self._server.create(
@@ -189,7 +186,9 @@ class OpenSandboxBackend(RemoteBackend[str]):
             await asyncio.gather(*(entered.upload(name, data) for name, data in files.items()))
         given = json.dumps(order(spec, self.agent_key(nonce).hex()) | {"maker": _source("maker.py")}).encode()
         status, said = await entered.ask("POST", "start", given)
-        self._images[image] = _checked(status, said)
+        told, before = _checked(status, said), self._images.get(image, {})
+        same = all(before.get(name) == told[name] for name in ("python", "machine"))
+        self._images[image] = {**before, **told} if same else told
 
     async def _door(self, handle: str, nonce: str) -> Door:
         """Returns the door of a sandbox. Raises SandboxGone, SandboxFault."""

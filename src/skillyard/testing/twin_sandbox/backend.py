@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from skillyard.domain.archive.names import ArchiveRefused
 from skillyard.domain.errors import ProtectionMissing, SandboxFault, SandboxGone
 from skillyard.domain.network.session import PROXY_PORT, Egress
+from skillyard.domain.package.platforms import Platform
 from skillyard.domain.sandbox.content import Content, HostDirectory
 from skillyard.domain.sandbox.guarantees import PROTECTIONS, Demand, Level, Nature, Probe, Protection
 from skillyard.domain.sandbox.spec import (
@@ -151,6 +152,8 @@ class TwinBackend:
         """How often a sandbox was cleared for the next program."""
         self.not_cleared: list[str] = []
         """Names that each clearing leaves."""
+        self.platform: Platform | None = None
+        """Of its sandboxes' interpreter, where that is not this server's."""
         self.destroyed: list[str] = []
         self.prepared: list[SandboxSpec] = []
         self._host = host or TwinHost()
@@ -186,8 +189,12 @@ class TwinBackend:
             await self.gate.wait()
         return sandbox
 
+    async def platform_of(self, _spec: SandboxSpec) -> Platform | None:
+        return self.platform
+
     async def _demand(self, spec: SandboxSpec) -> None:
         spec.refuse_names(self.name)
+        spec.environment.check_fits(self.platform)
         if not self.ready:
             raise ProtectionMissing("the twin is told to be not ready")
         Demand(spec.kernel_only, spec.allow_degraded).check(self.protections)

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from skillyard.domain.package.environment import Lock, Pin, Wanted, lock_text, parse_lock
 from skillyard.domain.package.names import normalized
+from skillyard.domain.package.platforms import Platform
 from skillyard.engine.packages.asked import required_name
 from skillyard.engine.packages.build import BuildLog
 from skillyard.engine.packages.environment import BuildFailed, platform_name
@@ -43,6 +44,7 @@ class FakeBuilder:
     def __init__(self) -> None:
         self.resolved: list[tuple[str, ...]] = []
         self.installed: list[str] = []
+        self.platforms: list[Platform | None] = []
         self.version = VERSION
         self.files = ""
         self.deaf = False
@@ -66,10 +68,11 @@ class FakeBuilder:
                 raise BuildFailed(f"Because you require {name}=={exact[name]} and {name}=={held[name]}, no")
         found = {name: exact.get(name) or held.get(name) or self.version for name in names}
         pins = [Pin(name, found[name], (hashlib.sha256((self.files + name).encode()).hexdigest(),)) for name in names]
-        return Lock(lock_text(pins), platform_name())
+        return Lock(lock_text(pins), platform_name() if wanted.platform is None else wanted.platform.name)
 
-    async def install(self, lock: Lock, log: BuildLog) -> AsyncGenerator[bytes, None]:
+    async def install(self, lock: Lock, platform: Platform | None, log: BuildLog) -> AsyncGenerator[bytes, None]:
         self.installed.append(lock.digest)
+        self.platforms.append(platform)
         log.say("Downloading")
         data = packed_packages(lock)
         yield data[: len(data) // 2]
