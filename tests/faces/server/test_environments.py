@@ -18,6 +18,8 @@ from click.testing import CliRunner, Result
 
 from skillyard import SyncRuntime
 from skillyard.config.settings import load_settings
+from skillyard.domain.package.environment import Wanted
+from skillyard.domain.package.platforms import Platform
 from skillyard.faces.cli.commands.environment import write_wheels
 from skillyard.faces.cli.main import cli
 from skillyard.server_process import ServerProcess
@@ -37,6 +39,14 @@ def main(args):
         subprocess.run([sys.executable, "-c", "pass"], check=True)
     return {"versions": found, "files": sorted(set(os.listdir(".")) - {"out"})}
 """
+_TAGS = (
+    "cp313-cp313-musllinux_1_2_x86_64",
+    "cp313-cp313-manylinux_2_28_aarch64",
+    "cp313-cp313-manylinux2014_aarch64",
+    "cp313-cp313-manylinux_2_28_x86_64",
+    "cp39-abi3-manylinux_2_39_x86_64",
+    "py3-none-any",
+)
 VERSION_OF_BETA = "import beta\ndef main(args): return {'result': beta.VERSION}"
 STARTED = b"import os; open('%s', 'a').close()\n"
 
@@ -150,6 +160,34 @@ def test_a_failure_is_explained(runtime: SyncRuntime, packages: list[str], said:
     shown = runtime.call("environments.show", {"packages": packages})["environment"]
     assert shown["state"] == "failed"
     assert said in shown["error"]
+
+
+@pytest.mark.parametrize(
+    ("platform", "tag"),
+    [
+        (Platform("3.13", "x86_64", 0), "cp313-cp313-musllinux_1_2_x86_64"),
+        (Platform("3.13", "aarch64", 28), "cp313-cp313-manylinux_2_28_aarch64"),
+        (Platform("3.13", "aarch64", 17), "cp313-cp313-manylinux2014_aarch64"),
+        (Platform("3.9", "x86_64", 40, patch=2), "cp39-abi3-manylinux_2_39_x86_64"),
+        (Platform("3.9", "x86_64", 38, patch=1), "py3-none-any"),
+    ],
+)
+def test_each_platform_gets_the_wheel_of_its_tag(
+    runtime: SyncRuntime, index: Index, platform: Platform, tag: str
+) -> None:
+    """No sandbox here has these: what is built for them is only looked at."""
+    if index.file(wheel_name("tagged", tag=tag)) is None:
+        for each in _TAGS:
+            index.add("tagged", tag=each, files={"tagged/__init__.py": f"VERSION = '{each}'\n".encode()})
+    wanted = Wanted(("tagged",), platform=platform)
+    built = runtime._wait(runtime._inner.app.environments.of(wanted, "somebody"))
+    packages = built.ref.packages
+    assert packages is not None
+    assert packages.path is not None
+    assert (packages.path / "tagged" / "__init__.py").read_text() == f"VERSION = '{tag}'\n"
+    assert not list(packages.path.rglob("*.pyc"))
+    assert built.built is not None
+    assert built.built.lock.platform == platform.name
 
 
 def test_a_link_in_a_wheel_is_no_link(runtime: SyncRuntime, index: Index) -> None:

@@ -79,10 +79,13 @@ class Platform:
         libc = f"glibc 2.{self.glibc}" if self.glibc else "musl"
         return f"Python {self.python} on {self.machine} with {libc}"
 
+    def runs(self, other: Platform) -> bool:
+        """Returns whether programs of the other one, which want old systems only, run on this one."""
+        return (self.machine, bool(self.glibc)) == (other.machine, bool(other.glibc))
+
     def serves(self, other: Platform) -> bool:
         """Returns whether what is built for this one fits the other."""
-        alike = (self.python, self.machine, bool(self.glibc)) == (other.python, other.machine, bool(other.glibc))
-        return alike and self.glibc <= other.glibc
+        return self.python == other.python and other.runs(self) and self.glibc <= other.glibc
 
 
 @lru_cache

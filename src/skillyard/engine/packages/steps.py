@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 
 from skillyard.config.network import NetworkSettings
 from skillyard.config.packages import PackagesSettings, index_rule
-from skillyard.domain.errors import SkillyardError
+from skillyard.domain.errors import InvalidInput, SkillyardError
 from skillyard.domain.network.policy import OPERATOR, Layer, Policy
 from skillyard.domain.network.session import EgressLimits, EgressPlan, GateSecret, host_and_port, new_placeholder
 from skillyard.domain.package.platforms import Platform, own
@@ -192,27 +192,36 @@ class Steps:
             raise BuildFailed(explained(self._config, ending, text, seen or {}, other))
 
     async def _offer(self) -> Offer:
-        """The default isolation, or the strongest with a network where that one has none."""
+        """The default isolation, or the strongest with a network where uv cannot work in that one."""
         backends = self._backends
         offer = backends.default
         if offer is None:
             raise BuildFailed("no isolation stands yet")
         offer.check_ready()
-        if self._config.offline or self._able(offer):
+        why = await self._unfit(offer)
+        if not why:
             return offer
         other = await backends.with_network()
-        if other is not None and other.refusal is None and self._able(other):
+        if other is not None and other.refusal is None and not await self._unfit(other):
             return other
-        lacks = ability(offer, self._gate is not None)
-        why = f" ({lacks.why})" if lacks.why else ""
         raise BuildFailed(
-            f"isolation '{offer.name}' gives a build no network{why}, and {other.name if other else 'no other one'} "
-            "does not stand here: "
+            f"isolation '{offer.name}' {why}, and {other.name if other else 'no other one'} does not stand here: "
             "put wheels into a directory, and name it in packages.wheels with packages.offline = true"
         )
 
-    def _able(self, offer: Offer) -> bool:
-        return ability(offer, self._gate is not None).level is not Level.MISSING
+    async def _unfit(self, offer: Offer) -> str:
+        """Returns why no build can work in its sandboxes; empty where one can."""
+        try:
+            there = await platform_of(offer, self._usual)
+            runs = there is None or there.runs(own())
+        except InvalidInput:
+            runs = False
+        if not runs:
+            return "has another processor or C library than this server's uv"
+        lacks = ability(offer, self._gate is not None)
+        if self._config.offline or lacks.level is not Level.MISSING:
+            return ""
+        return "gives a build no network" + (f" ({lacks.why})" if lacks.why else "")
 
     def _spec(self, offer: Offer) -> SandboxSpec:
         config = self._config

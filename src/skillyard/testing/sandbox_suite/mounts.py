@@ -6,14 +6,16 @@ import hashlib
 import io
 import tarfile
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from skillyard.domain.errors import SandboxFault
+from skillyard.domain.errors import InvalidInput, SandboxFault
+from skillyard.domain.package.platforms import Platform
 from skillyard.domain.sandbox.content import Content
-from skillyard.domain.sandbox.spec import EnvironmentRef, Mount, Owner
+from skillyard.domain.sandbox.spec import EnvironmentRef, Mount, Owner, SandboxSpec
 from skillyard.domain.work.record import Outcome
-from skillyard.ports.sandbox import Sandbox
+from skillyard.ports.sandbox import Foreign, Sandbox
 from skillyard.testing.sandbox_suite.check import SURVIVAL, Section, expect
 from skillyard.testing.sandbox_suite.ground import (
     Ground,
@@ -165,7 +167,8 @@ async def packages_of_the_environment_can_be_imported(ground: Ground) -> None:
         (base / "packaged").mkdir()
         (base / "packaged" / "__init__.py").write_text("ANSWER = 42\n", encoding="utf-8")
         seal(base)
-        environment = EnvironmentRef("suite", Content("suite", base), ("packaged",), digest=fresh("digest"))
+        packages, platform = Content("suite", base), await _platform(ground)
+        environment = EnvironmentRef("suite", packages, ("packaged",), digest=fresh("digest"), platform=platform)
         show = "import packaged\nprint(packaged.ANSWER)"
         async with ground.sandbox(environment=environment) as sandbox:
             for program in (python(show), code(f"def main(args):\n    {show.replace(chr(10), chr(10) + '    ')}")):
@@ -174,6 +177,12 @@ async def packages_of_the_environment_can_be_imported(ground: Ground) -> None:
         other = await ground.run(python(show))
         failed = other.ending.outcome is Outcome.EXIT and b"ModuleNotFoundError" in other.stderr
         expect(failed, "a sandbox of another environment does not", other)
+
+
+async def _platform(ground: Ground) -> Platform | None:
+    """Returns what packages are built for."""
+    backend = ground.backend
+    return await backend.platform_of(SandboxSpec()) if isinstance(backend, Foreign) else None
 
 
 content = Section("content")
@@ -238,13 +247,17 @@ async def it_cannot_be_changed(ground: Ground) -> None:
 
 @content.check()
 async def packages_can_be_imported(ground: Ground) -> None:
-    """Also in a later sandbox, when the first that had them is gone."""
+    """Also in a later sandbox, when the first that had them is gone; none that were built for another platform."""
     name = fresh("packaged").replace("-", "_")
     packages = opened(tree((name, None, 0o755), (f"{name}/__init__.py", "ANSWER = 42\n", 0o644)), tree=True)
-    environment = EnvironmentRef("suite", packages, digest=packages.digest)
+    environment = EnvironmentRef("suite", packages, digest=packages.digest, platform=await _platform(ground))
     for _ in range(2):
         result = await ground.run(python(f"import {name}\nprint({name}.ANSWER)"), environment=environment)
         expect(result.stdout == b"42\n", "programs import what the opener gave", result)
+    if isinstance(ground.backend, Foreign):
+        with suppress(InvalidInput):
+            await ground.run(python(""), environment=replace(environment, platform=Platform("3.1", "x86_64", 17)))
+            expect(False, "packages that were built for another platform are refused")
 
 
 @content.check()

@@ -18,7 +18,7 @@ from skillyard.domain.sandbox.spec import EnvironmentRef, SandboxSpec, Stream
 from skillyard.domain.work.record import Ending, Outcome
 from skillyard.engine.packages.build import BuildLog
 from skillyard.engine.packages.building import SandboxBuilder
-from skillyard.engine.packages.environment import platform_name
+from skillyard.engine.packages.environment import BuildFailed, platform_name
 from skillyard.engine.packages.steps import explained
 from skillyard.testing.twin_sandbox.process import TwinProcess
 from tests.unit.engine.conftest import CODE, Rig
@@ -27,8 +27,8 @@ from tests.unit.engine.packages.test_approved_packages import approved, executed
 
 pytestmark = pytest.mark.anyio
 
-THERE = Platform("3.13", "x86_64", 36, patch=2)
-MUSL = Platform("3.13", "x86_64", 0)
+MACHINE = own().machine
+THERE, MUSL = (Platform("3.13", MACHINE, glibc, patch=2) for glibc in (36, 0))
 
 
 @pytest.fixture
@@ -121,9 +121,9 @@ async def test_who_cannot_have_them_is_told_why(code: Rig, monkeypatch: pytest.M
     ("sandbox", "wanted", "told"),
     [
         (None, None, None),
-        (None, THERE, ["3.13.2", "x86_64-manylinux_2_36"]),
-        (THERE, MUSL, ["3.13.2", "x86_64-unknown-linux-musl"]),
-        (THERE, THERE, ["3.13.2", "x86_64-manylinux_2_36"]),
+        (None, THERE, ["3.13.2", f"{MACHINE}-manylinux_2_36"]),
+        (THERE, MUSL, ["3.13.2", f"{MACHINE}-unknown-linux-musl"]),
+        (THERE, THERE, ["3.13.2", f"{MACHINE}-manylinux_2_36"]),
         (THERE, None, [own().version, own().uv]),
     ],
 )
@@ -148,16 +148,24 @@ async def test_uv_is_told_of_each_other_platform(
     assert lock.platform == (f"{platform_name()} source:numpy" if wanted is None else wanted.name)
 
 
+async def test_no_build_works_where_uv_does_not_run(rig: Rig, tmp_path: Path) -> None:
+    rig.configure(packages=PackagesSettings(wheels=tmp_path, offline=True))
+    rig.backend.platform = MUSL
+    with pytest.raises(BuildFailed, match="'twin' has another processor or C library than this server's uv"):
+        await SandboxBuilder(rig.app.steps).resolve(Wanted(("numpy",)), BuildLog())
+    assert rig.backend.started == []
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         (
             "Because a==1.0 has no usable wheels and you require a, we",
-            "only wheels are taken for Python 3.13 on x86_64",
+            "only wheels are taken for Python 3.13 on ",
         ),
         (
             "Because a==1.0 has no wheels with a matching Python ABI tag (e.g., `cp313`)",
-            "no wheel for Python 3.13 on x",
+            "no wheel for Python 3.13 on ",
         ),
     ],
 )
@@ -170,7 +178,7 @@ def test_a_package_without_a_wheel_is_refused_with_the_remedy(text: str, said: s
 async def test_an_image_that_was_replaced_meanwhile_gets_no_packages_of_the_other(code: Rig) -> None:
     ref = await run(code, packages=["numpy"])
     code.backend.platform = THERE
-    with pytest.raises(InvalidInput, match=r"are for this server's Python, and the sandbox has Python 3\.13 on x86_64"):
+    with pytest.raises(InvalidInput, match=r"are for this server's Python, and the sandbox has Python 3\.13 on "):
         await code.backend.create(SandboxSpec(environment=ref), "other")
 
 
