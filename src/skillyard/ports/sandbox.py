@@ -335,10 +335,10 @@ class Imaged(Protocol):
 
 @runtime_checkable
 class Foreign(Protocol):
-    """A backend whose sandboxes may have another interpreter than this server, or another platform."""
+    """A backend whose sandboxes may have another interpreter or platform than this server."""
 
     async def platform_of(self, spec: SandboxSpec) -> Platform | None:
-        """Returns what the packages of a sandbox have to be built for; None where those of this server fit.
+        """Returns what packages are to be built for; None where those of this server fit.
 
         Of ``spec`` image, language and the name of the environment count. Raises InvalidInput for an image that the
         backend does not have, and for one without an interpreter that packages are had for; SandboxFault.

@@ -1,6 +1,6 @@
 """Interpreters and their platforms, which decide which wheels fit.
 
-A sandbox tells of its interpreter in one line. Whoever made its image chose that line, so it is read strictly, and only
+A sandbox tells of its interpreter in one line. The maker of its image chose that line, so it is read strictly, and only
 numbers and names of this file go on from it.
 """
 
@@ -95,7 +95,7 @@ def own() -> Platform:
 
 
 def foreign(line: object) -> Platform | None:
-    """Returns the platform of a sandbox; None where it can have packages that are built for this server.
+    """Returns the platform of a sandbox; None where packages for this server serve it.
 
     Raises InvalidInput for one that wheels are not had for.
     """

@@ -46,7 +46,7 @@ def _declared(code: str) -> tuple[str, ...]:
 
 
 async def check_python(code: str | None, offer: Offer, environment: str, image: str) -> None:
-    """Raises InvalidInput for code whose metadata wants another Python than its sandbox has, SandboxFault."""
+    """Raises InvalidInput for code that wants another Python than its sandbox has."""
     metadata = read_script_metadata(code) if code and OPENING in code else None
     if metadata is None or not metadata.requires_python:
         return

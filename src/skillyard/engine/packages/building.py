@@ -100,7 +100,7 @@ class SandboxBuilder:
 
 
 def _platform(pins: Sequence[Pin], source: Sequence[str], platform: Platform | None) -> str:
-    """Returns the platform in words. What is built from source is another thing than the wheel of the same version."""
+    """Returns the platform in words. A package from source is another thing than its wheel."""
     if platform is not None:
         return platform.name
     built = {normalized(name) for name in source} & {pin.name for pin in pins}

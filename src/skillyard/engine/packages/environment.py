@@ -70,9 +70,9 @@ def standard_library(name: str) -> EnvironmentRef:
 
 
 async def platform_of(offer: Offer, name: str, language: str = "python", image: str = "") -> Platform | None:
-    """Returns what packages of a run are built for, None for this server's own; ``name`` is its environment's.
+    """Returns what packages of a run are built for; None stands for this server.
 
-    Raises InvalidInput, SandboxFault.
+    ``name`` is that of its environment. Raises InvalidInput, SandboxFault.
     """
     backend = offer.backend
     if not isinstance(backend, Foreign):

@@ -247,7 +247,7 @@ async def it_cannot_be_changed(ground: Ground) -> None:
 
 @content.check()
 async def packages_can_be_imported(ground: Ground) -> None:
-    """Also in a later sandbox, when the first that had them is gone; none that were built for another platform."""
+    """Also in a later sandbox, when the first that had them is gone. Those of another platform cannot be had."""
     name = fresh("packaged").replace("-", "_")
     packages = opened(tree((name, None, 0o755), (f"{name}/__init__.py", "ANSWER = 42\n", 0o644)), tree=True)
     environment = EnvironmentRef("suite", packages, digest=packages.digest, platform=await _platform(ground))
