@@ -45,9 +45,9 @@ def _declared(code: str) -> tuple[str, ...]:
     return metadata.dependencies
 
 
-async def check_python(code: str | None, offer: Offer, environment: str, image: str) -> None:
+async def check_python(code: str, offer: Offer, environment: str, image: str) -> None:
     """Raises InvalidInput for code that wants another Python than its sandbox has."""
-    metadata = read_script_metadata(code) if code and OPENING in code else None
+    metadata = read_script_metadata(code)
     if metadata is None or not metadata.requires_python:
         return
     there = await platform_of(offer, environment, image=image)

@@ -70,6 +70,11 @@ class Environments:
         self.definition(name)
         return self._own[name]
 
+    def bare(self, name: str) -> Environment | None:
+        """Returns the named environment where it has no packages. Raises InvalidInput."""
+        self.definition(name)
+        return self._bare.get(name)
+
     async def get(self, name: str, offer: Offer | None = None) -> Environment:
         """The named environment for sandboxes of ``offer``, built first when it has to be.
 
@@ -94,9 +99,7 @@ class Environments:
 
     async def meeting(self, name: str, wanted: Wanted, asked: Sequence[Asked]) -> Environment | None:
         """The named environment, of ``wanted``, when it is ready and has all that is asked for."""
-        if name in self._bare:
-            return None if asked else self._bare[name]
-        built = await self.ready(wanted)
+        built = await self.ready(wanted) if wanted else None
         if built is None or any(missing(who.requirements, built.distributions) for who in asked):
             return None
         return await self._used(built, name, wanted.platform)

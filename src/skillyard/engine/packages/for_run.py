@@ -45,6 +45,8 @@ class RunPackages:
         Raises Refused; InvalidInput for an environment that does not exist.
         """
         environments, asked = self._environments, _asked_by(plan)
+        if not asked and (bare := environments.bare(plan.environment)) is not None:
+            return bare
         try:
             own = await _there(plan, plan.environment, environments.wanted(plan.environment))
             ready = await environments.meeting(plan.environment, own, asked)

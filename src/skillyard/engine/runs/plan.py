@@ -19,6 +19,7 @@ from skillyard.domain.errors import (
     shown,
 )
 from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT
+from skillyard.domain.package.script_metadata import OPENING
 from skillyard.domain.principal import Principal
 from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import Mount
@@ -120,7 +121,8 @@ class Planner:
         offer = await self._offer(isolation, skills, trust, image)
         skill = of if request.command is None else None
         environment = _environment(request, skill, skills)
-        await check_python(request.code if request.command is None else "", offer, environment, image)
+        if request.code and OPENING in request.code and request.command is None:
+            await check_python(request.code, offer, environment, image)
         if request.command is not None and request.command.service is not None:
             if ports := request.command.service.ports:
                 offer.probe.demand("forwarding")
