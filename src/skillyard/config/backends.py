@@ -139,6 +139,12 @@ class OciSettings(Section):
         description="Containers that are made ahead for each of the four shapes used last (image, limits, skills and "
         "packages), of about 25 MiB each; 0 makes none. Runs with blobs get theirs on demand.",
     )
+    content_mb: int = Field(
+        default=8192,
+        ge=1,
+        description="Skills, blobs and packages that an engine keeps in volumes where it does not see this host's "
+        "files; when it is full, what no container has is removed, longest unused first.",
+    )
     uid: int = Field(
         default=65_532,
         ge=1,

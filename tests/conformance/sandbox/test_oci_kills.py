@@ -118,7 +118,7 @@ async def test_without_a_daemon_everything_is_a_fault(backend: OciBackend, engin
             await backend.survey()
         with pytest.raises(SandboxFault, match="does not answer"):
             await backend.destroy("0" * 64)
-        other = OciBackend(backend._state, backend._settings)
+        other = OciBackend(backend._home._state, backend._settings)
         probe = await other.probe()
         await other.close()
         assert not probe.ready

@@ -27,9 +27,8 @@ from tests.hosts.test_profile import DANGEROUS
 
 pytestmark = pytest.mark.anyio
 IMAGE = Image("sha256:1", {"PATH": "/opt/bin:/bin", "LD_PRELOAD": "/x.so", "SKILLYARD_AGENT": "{}"}, "x86_64")
-AROUND = Surroundings(
-    "/data/guest.pyz", "/data/hosts", "/data/switch", "65532:65532", "runsc", 2, calls.profile("x86_64")
-)
+AROUND = Surroundings("65532:65532", "runsc", 2)
+PROFILE = calls.profile("x86_64")
 
 
 def frame(source: int, data: bytes) -> bytes:
@@ -96,7 +95,8 @@ def test_a_container_is_closed_on_every_side() -> None:
     packages = EnvironmentRef(packages=Content("2", Path("/store/packages")))
     limits = Limits(memory_mb=128, cpus=16, pids=20, disk_mb=64)
     spec = SandboxSpec(limits=limits, mounts=(mount,), environment=packages, owner=Owner.TASK)
-    order = container.body(spec, IMAGE, AROUND, {"label": "x"}, "ab" * 32, "/usr/lib/python3/dist-packages")
+    mounts = container.mounts(container.content_of(spec, "/usr/lib/python3/dist-packages"), {})
+    order = container.body(spec, IMAGE, AROUND, {"label": "x"}, "ab" * 32, PROFILE, mounts)
     host = order["HostConfig"]
     assert (order["User"], order["NetworkDisabled"], host["NetworkMode"]) == ("65532:65532", True, "none")
     assert (host["ReadonlyRootfs"], host["CapDrop"], host["Runtime"]) == (True, ["ALL"], "runsc")
@@ -105,7 +105,7 @@ def test_a_container_is_closed_on_every_side() -> None:
     assert host["NanoCpus"] == 2_000_000_000
     assert all(mount["ReadOnly"] for mount in host["Mounts"])
     assert [mount["Target"] for mount in host["Mounts"]] == [
-        container.GUEST, "/etc/hosts", "/etc/nsswitch.conf", "/skills/a", "/skills/b", "/usr/lib/python3/dist-packages",
+        "/skills/a", "/skills/b", "/usr/lib/python3/dist-packages",
     ]  # fmt: skip
     settings = json.loads(order["Env"][-1].partition("=")[2])
     assert settings["env"]["PATH"] == "/opt/bin:/bin"
@@ -131,7 +131,7 @@ def test_the_profile_is_what_the_tables_allow(architecture: str) -> None:
 
 
 def test_variables_of_an_image_steer_nothing() -> None:
-    order = container.body(SandboxSpec(), IMAGE, AROUND, {}, "ab" * 32, "")
+    order = container.body(SandboxSpec(), IMAGE, AROUND, {}, "ab" * 32, PROFILE)
     variables = dict(text.split("=", 1) for text in order["Env"])
     assert len(variables) == len(order["Env"])
     assert (variables["LD_PRELOAD"], variables["PATH"]) == ("", "/opt/bin:/bin")
@@ -152,7 +152,7 @@ def test_an_image_is_named_by_the_settings_of_its_languages() -> None:
 def test_queues_are_bounded_where_the_engine_can() -> None:
     limits = Limits(memory_mb=128)
     orders = [
-        container.body(SandboxSpec(limits=limits), IMAGE, replace(AROUND, bounds_queues=can), {}, "ab" * 32, "")
+        container.body(SandboxSpec(limits=limits), IMAGE, replace(AROUND, bounds_queues=can), {}, "ab" * 32, PROFILE)
         for can in (True, False)
     ]
     assert [order["HostConfig"].get("KernelMemoryTCP") for order in orders] == [32 << 20, None]
@@ -181,8 +181,8 @@ def test_the_memory_guarantee_says_what_is_not_counted(queues: str, by: str) -> 
 
 
 def test_podman_gets_what_it_takes() -> None:
-    around = replace(AROUND, profile="/data/calls.json", is_podman=True)
-    host = container.body(SandboxSpec(), IMAGE, around, {}, "ab" * 32, "")["HostConfig"]
+    around = replace(AROUND, is_podman=True)
+    host = container.body(SandboxSpec(), IMAGE, around, {}, "ab" * 32, "/data/calls.json")["HostConfig"]
     assert host["SecurityOpt"] == ["no-new-privileges", "seccomp=/data/calls.json"]
     assert all("uid=" not in options and "size=" in options for options in host["Tmpfs"].values())
     assert host["Tmpfs"]["/var/tmp"].startswith("ro,")  # it is writable and without a bound otherwise

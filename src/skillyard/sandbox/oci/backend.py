@@ -29,13 +29,13 @@ from skillyard.sandbox.agent_channel import Opener
 from skillyard.sandbox.agent_client import AgentSandbox, plugged
 from skillyard.sandbox.agent_link import Reach
 from skillyard.sandbox.content import ContentCache
-from skillyard.sandbox.guest_argv import guest_bundle
 from skillyard.sandbox.oci import calls, container
-from skillyard.sandbox.oci.container import Image, Surroundings
+from skillyard.sandbox.oci.container import Image, Shown, Surroundings
 from skillyard.sandbox.oci.engine import Engine, EngineRefused
 from skillyard.sandbox.oci.home import OURS, Home, Lent
 from skillyard.sandbox.oci.pool import Pool, shape_of
 from skillyard.sandbox.oci.probe import LOOK, WITHOUT, absent, account, facts_of, judge, seen_outside
+from skillyard.sandbox.oci.volumes import Volumes
 from skillyard.sandbox.registry import Kind
 from skillyard.sandbox.turns import Turns
 from skillyard.threads import answered
@@ -50,7 +50,6 @@ _AGAIN_S = 0.2
 _MISSING, _CONFLICT = 404, 409
 _ENDED = ("exited", "dead")
 _SOCKET_MEND = "start Docker, or Podman's 'podman system service', and set oci.socket"
-_FILES_MEND = "mount the data directory on the engine's machine at the same path (docs/oci.md)"
 _IMAGE_MEND = "name one in oci.image that the engine has, with python3 (docs/oci.md)"
 
 
@@ -60,7 +59,7 @@ class OciBackend:
     name = "oci"
 
     def __init__(self, state: Path, settings: OciSettings, gate: Plug | None = None) -> None:
-        self._state, self._settings, self._gate = state, settings, gate
+        self._settings, self._gate = settings, gate
         self._home = Home(state)
         self._engine = Engine(settings.socket)
         self._open: dict[str, AgentSandbox] = {}
@@ -72,7 +71,8 @@ class OciBackend:
         self._probe: Probe | None = None
         self._images: dict[str, tuple[Image, Mapping[str, Any], Probe]] = {}
         self._content = ContentCache(state / "content", self.survey)
-        self._processors, self._bounds_queues, self._is_podman, self._moved = 1, False, False, False
+        self._volumes = Volumes(self._engine, self._home, settings)
+        self._around, self._moved = Surroundings(f"{settings.uid}:{settings.uid}", settings.runtime), False
         self._named: dict[str, str] = {}
         self._told: dict[str, str] = {}
         self._pool = Pool(settings.ready, self._made_ahead, self._drop)
@@ -103,7 +103,7 @@ class OciBackend:
             self._told = await self._facts()
             facts |= self._told
             image = await self._image(self._settings.image)
-            facts |= {"image_id": image.id}
+            facts |= {"image_id": image.id, "content": await self._volumes.look()}
             for language, name in sorted(self._settings.images.items()):
                 facts[f"image_{language}"] = f"{name} {(await self._image(name)).id}"
             mend = ""
@@ -111,23 +111,20 @@ class OciBackend:
         except BackendAway as away:
             return absent(away.message, facts, _SOCKET_MEND, away=True)
         except SkillyardError as error:
-            unseen = str(self._state) in error.message
-            return absent(error.message, facts, _FILES_MEND if unseen else mend)
+            return absent(error.message, facts, mend)
 
     async def _known(self, image: Image, facts: Mapping[str, str]) -> tuple[Image, Mapping[str, Any], Probe]:
         """Returns an image with what is in force in its containers. Raises SkillyardError."""
         if image.id not in self._images:
             spec = SandboxSpec(limits=Limits(memory_mb=64, cpus=0.5, pids=64, disk_mb=16, timeout_ms=20_000))
             seen, egress = await self._seen(image, spec)
-            self._images[image.id] = image, seen, judge(seen, spec, self._processors, facts, egress)
+            self._images[image.id] = image, seen, judge(seen, spec, self._around.processors, facts, egress)
         return self._images[image.id]
 
     async def _facts(self) -> dict[str, str]:
         version, info = await self._engine.version(), await self._engine.call("GET", "/info")
-        self._processors = max(1, int(info.get("NCPU") or 1))
-        self._bounds_queues = bool(info.get("KernelMemoryTCP")) and str(info.get("CgroupVersion")) == "1"
         told = facts_of(version, info, self._settings.runtime)
-        self._is_podman = told["engine"] == "podman"
+        self._around = self._around.at(info, is_podman=told["engine"] == "podman")
         return told
 
     async def _seen(self, image: Image, spec: SandboxSpec) -> tuple[Mapping[str, Any], Protection]:
@@ -272,19 +269,16 @@ class OciBackend:
             _TIMEOUT: str(spec.limits.timeout_ms),
             _READY: "1" if ahead else "",  # in any case, since an image has labels of its own
         }
-        user = f"{self._settings.uid}:{self._settings.uid}"
-        names = self._home.file("hosts", container.NAMES.encode()), self._home.file("switch", container.SWITCH.encode())
-        files = self._home.file("guest", guest_bundle(), ".pyz"), *names
-        profile = calls.profile(image.architecture)
-        if self._is_podman:  # it takes the name of a file where Docker takes the profile itself
-            profile = self._home.file("calls", profile.encode(), ".json")
-        around = Surroundings(
-            *files, user, self._settings.runtime, self._processors, profile, self._is_podman, self._bounds_queues
-        )
-        order = container.body(spec, image, around, labels, secret, packages, ahead=ahead)
-        name = self._home.name_of(key)
+        name, profile = self._home.name_of(key), calls.profile(image.architecture)
+        content = [*self._home.shown(), *container.content_of(spec, packages)]
+        if self._around.is_podman:  # it takes the name of a file where Docker takes the profile itself
+            content.append(Shown(profile := self._home.file("calls", profile.encode(), ".json"), ""))
         try:
-            made = await answered(self._engine.call("POST", "/containers/create", order, name=name))
+            async with self._volumes.placed(content) as seats:
+                profile = seats[profile].place if profile in seats else profile
+                mounts = container.mounts(content, seats)
+                order = container.body(spec, image, self._around, labels, secret, profile, mounts, ahead=ahead)
+                made = await answered(self._engine.call("POST", "/containers/create", order, name=name))
             handle = str(made["Id"])
             first = await self._engine.hijack(f"/containers/{handle}/attach?stream=1&stdin=1&stdout=1")
             try:
@@ -370,6 +364,7 @@ class OciBackend:
         filters = json.dumps({"label": [f"{_OWNER_ID}={self._home.server}"]})
         lent_before = self._lent.handles()
         listed = await self._engine.call("GET", "/containers/json", all=1, filters=filters)
+        await self._volumes.sweep()
         now, found = time.time(), []
         for one in listed:
             handle, labels = str(one["Id"]), one["Labels"]
@@ -439,7 +434,7 @@ class OciBackend:
                     if refused.status == _MISSING:
                         return
                     # Somebody else removes it at this moment; or it has just ended, which Podman calls improper.
-                    if refused.status != _CONFLICT and not self._is_podman:
+                    if refused.status != _CONFLICT and not self._around.is_podman:
                         raise
                 if await self._inspect(name) is None:
                     return
@@ -458,7 +453,8 @@ class OciBackend:
         try:
             await self._engine.version()
         except BackendAway:
-            self._probe = None  # it may come back with other settings, and without images
+            self._probe = None  # it may come back with other settings, and without images or content
+            self._volumes.forget()
             self._images.clear()
             self._pool.drain(lambda _: False)
             raise

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import resource
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from skillyard.domain.errors import InvalidInput, shown
+from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import Owner, SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.sandbox.content import bound
@@ -61,6 +62,11 @@ MASKED = (
     "/dev/pts",
 )
 READ_ONLY = ("/proc/sys",)
+HELD = "/run/skillyard-held"
+"""Where a container has the volumes whose content it is shown elsewhere, so that the engine keeps them. Masked."""
+PLACE = "/content/it"
+"""The place of content for a loader. Its name there is that in the volume."""
+_LOADER_MB, _LOADER_PIDS = 256, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +82,32 @@ class Image:
 class Surroundings:
     """The parts that all containers of a backend share."""
 
-    guest: str
-    names: str
-    switch: str
     user: str
     runtime: str
-    processors: int
-    profile: str
+    processors: int = 1
     is_podman: bool = False
     bounds_queues: bool = False
     """Whether the engine has control groups of version 1 and passes a limit for queues of TCP sockets on."""
+
+    def at(self, info: Mapping[str, Any], *, is_podman: bool) -> Surroundings:
+        """Returns the same at an engine that tells ``info`` of itself."""
+        bounds_queues = bool(info.get("KernelMemoryTCP")) and str(info.get("CgroupVersion")) == "1"
+        return Surroundings(self.user, self.runtime, max(1, int(info.get("NCPU") or 1)), is_podman, bounds_queues)
+
+
+class Shown(NamedTuple):
+    """A file or tree of this host and its place in a container. ``fixed`` says that it never changes."""
+
+    source: str
+    target: str
+    fixed: bool = True
+
+
+class Seat(NamedTuple):
+    """Content that the engine has: its volume, and its place on the engine's machine."""
+
+    volume: str
+    place: str
 
 
 def image(told: Mapping[str, Any]) -> Image:
@@ -125,11 +147,12 @@ def body(
     around: Surroundings,
     labels: Mapping[str, str],
     key: str,
-    packages: str,
+    profile: str,
+    mounts: Sequence[Mapping[str, Any]] = (),
     *,
     ahead: bool = False,
 ) -> dict[str, Any]:
-    """Returns the order to make a container. ``packages`` is where its interpreter looks for them.
+    """Returns the order to make a container. ``profile`` is that of its system calls.
 
     One that is made ``ahead`` has a lease until it is lent, and an agent that has made ready.
     """
@@ -144,14 +167,37 @@ def body(
         "filters": calls.exact(image.architecture),
     }
     ours = {"PATH": environment(image)["PATH"], VARIABLE: json.dumps(agent)}
-    # A variable of the image, such as LD_PRELOAD, would steer the agent: all others are emptied.
-    variables = dict.fromkeys(image.variables, "") | ours
+    words = (*AGENT, "serve", SOCKET)
+    return _order(image, words, ours, around.user, labels) | {"HostConfig": _host(spec, around, profile, mounts)}
+
+
+def loader(
+    image: Image, runtime: str, words: Sequence[str], mount: Mapping[str, Any], labels: Mapping[str, str]
+) -> dict[str, Any]:
+    """Returns the order for a container that runs a loader, with nothing but ``mount``."""
+    memory = _LOADER_MB * _MIB
+    host = {
+        **_closed(runtime, ("no-new-privileges",)),
+        "PidsLimit": _LOADER_PIDS,
+        "Memory": memory,
+        "MemorySwap": memory,
+        "Mounts": [dict(mount)],
+    }
+    path = environment(image)["PATH"]
+    return _order(image, words, {"PATH": path, "LANG": "C.UTF-8"}, "0:0", labels) | {"HostConfig": host}
+
+
+def _order(
+    image: Image, words: Sequence[str], ours: Mapping[str, str], user: str, labels: Mapping[str, str]
+) -> dict[str, Any]:
+    # A variable of the image, such as LD_PRELOAD, would steer our program: all others are emptied.
+    variables = {**dict.fromkeys(image.variables, ""), **ours}
     return {
         "Image": image.id,
-        "Entrypoint": [*AGENT, "serve", SOCKET],
+        "Entrypoint": list(words),
         "Cmd": [],
         "Env": [f"{name}={value}" for name, value in variables.items()],
-        "User": around.user,
+        "User": user,
         "WorkingDir": "/",
         "OpenStdin": True,
         "StdinOnce": True,  # the input ends with the channel
@@ -160,7 +206,6 @@ def body(
         "NetworkDisabled": True,
         "StopSignal": "SIGKILL",
         "Healthcheck": {"Test": ["NONE"]},
-        "HostConfig": _host(spec, around, packages),
     }
 
 
@@ -170,18 +215,28 @@ def environment(image: Image) -> dict[str, str]:
     return {"PATH": path, "HOME": "/workspace", "LANG": "C.UTF-8"}
 
 
-def _host(spec: SandboxSpec, around: Surroundings, packages: str) -> dict[str, Any]:
-    limits = spec.limits
+def _closed(runtime: str, options: Sequence[str]) -> dict[str, Any]:
+    """Returns the part of an order that is the same for sandboxes and loaders."""
     return {
-        "Runtime": around.runtime,
+        "Runtime": runtime,
         "ReadonlyRootfs": True,
         "CapDrop": ["ALL"],
-        "SecurityOpt": ["no-new-privileges", f"seccomp={around.profile}"],
-        "MaskedPaths": list(MASKED),
+        "SecurityOpt": list(options),
+        "MaskedPaths": [*MASKED, HELD],
         "ReadonlyPaths": list(READ_ONLY),
         "NetworkMode": "none",
         "IpcMode": "private",
         "CgroupnsMode": "private",
+        "LogConfig": {"Type": "none", "Config": {}},
+        "RestartPolicy": {"Name": "no"},
+        "AutoRemove": False,
+    }
+
+
+def _host(spec: SandboxSpec, around: Surroundings, profile: str, mounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    limits = spec.limits
+    return {
+        **_closed(around.runtime, ("no-new-privileges", f"seccomp={profile}")),
         "PidsLimit": limits.pids + OVERHEAD_PIDS,
         "Memory": memory(limits),
         "MemorySwap": memory(limits),
@@ -192,15 +247,7 @@ def _host(spec: SandboxSpec, around: Surroundings, packages: str) -> dict[str, A
             **({"/var/tmp": "ro,nosuid,nodev,noexec,size=4096"} if around.is_podman else {}),  # noqa: S108 - inside
             **{place: _tmpfs(size, around) for place, size in parts(limits).items()},
         },
-        "Mounts": [
-            _bind(around.guest, GUEST),
-            _bind(around.names, "/etc/hosts"),
-            _bind(around.switch, "/etc/nsswitch.conf"),
-            *_mounts(spec, packages),
-        ],
-        "LogConfig": {"Type": "none", "Config": {}},
-        "RestartPolicy": {"Name": "no"},
-        "AutoRemove": False,
+        "Mounts": [dict(mount) for mount in mounts],
     }
 
 
@@ -243,14 +290,36 @@ def _inodes(size: int) -> int:
     return max(4096, size // _MIB * _FILES_PER_MB)
 
 
-def _mounts(spec: SandboxSpec, packages: str) -> Iterable[dict[str, Any]]:
+def content_of(spec: SandboxSpec, packages: str) -> Iterator[Shown]:
+    """Yields the content of a spec. ``packages`` is where the image's interpreter looks for them."""
     for mount in spec.mounts:
         for target in (mount.target, *mount.aliases):
-            yield _bind(str(bound(mount.source)), target)
+            yield Shown(str(bound(mount.source)), target, isinstance(mount.source, Content))
     if spec.environment.packages is not None:
-        yield _bind(str(bound(spec.environment.packages)), packages)
+        yield Shown(str(bound(spec.environment.packages)), packages)
 
 
-def _bind(source: str, target: str) -> dict[str, Any]:
+def mounts(wanted: Iterable[Shown], seats: Mapping[str, Seat]) -> list[dict[str, Any]]:
+    """Returns the mounts of a container. ``seats`` has the sources that the engine does not see where they are."""
+    volumes = sorted({seat.volume for seat in seats.values()})
+    return [
+        *(volume(name, f"{HELD}/{number}", read_only=True) for number, name in enumerate(volumes)),
+        *(_shown(one, seats.get(one.source)) for one in wanted if one.target),
+    ]
+
+
+def _shown(wanted: Shown, seat: Seat | None) -> dict[str, Any]:
+    if seat is None:
+        return bind(wanted.source, wanted.target)
+    # The engine chooses how mounts in its own directory spread: Docker refuses there what we say elsewhere.
+    return {"Type": "bind", "Source": seat.place, "Target": wanted.target, "ReadOnly": True}
+
+
+def volume(name: str, target: str, *, read_only: bool) -> dict[str, Any]:
+    options = {"NoCopy": True}
+    return {"Type": "volume", "Source": name, "Target": target, "ReadOnly": read_only, "VolumeOptions": options}
+
+
+def bind(source: str, target: str) -> dict[str, Any]:
     options = {"Propagation": "rprivate"}
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": True, "BindOptions": options}

@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 
 from skillyard.domain.sandbox.spec import Held, Owner
+from skillyard.sandbox.guest_argv import guest_bundle
+from skillyard.sandbox.oci.container import GUEST, NAMES, SWITCH, Shown
 
 OURS = "skillyard"
 """The first part of labels and names."""
@@ -45,11 +47,26 @@ class Home:
         """Returns the path of a file on this host that containers are shown, named by its content."""
         place = self._state / f"{stem}-{hashlib.sha256(data).hexdigest()[:32]}{end}"
         if not place.exists():
+            self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
             part = self._state / f".{stem}-{secrets.token_hex(8)}"
             part.write_bytes(data)
             part.chmod(0o444)
             part.rename(place)
         return str(place)
+
+    def shown(self) -> tuple[Shown, ...]:
+        """Returns the files that every container is shown."""
+        return (
+            Shown(self.file("guest", guest_bundle(), ".pyz"), GUEST),
+            Shown(self.file("hosts", NAMES.encode()), "/etc/hosts"),
+            Shown(self.file("switch", SWITCH.encode()), "/etc/nsswitch.conf"),
+        )
+
+    def fresh(self) -> str:
+        """Returns the path of a new file, whose name nobody could know. The earlier ones go."""
+        for earlier in self._state.glob("fresh-*"):
+            earlier.unlink(missing_ok=True)
+        return self.file("fresh", secrets.token_bytes(32))
 
 
 class Lent:
