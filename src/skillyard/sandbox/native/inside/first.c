@@ -402,7 +402,6 @@ static int hear(void)
 
 __attribute__((used, noreturn)) void begin(long *stack)
 {
-    static const char ready[] = "{\"ready\":true}";
     char **words = (char **)(stack + 1);
     struct watched watched[2] = {{CONTROL, POLLIN_, 0}, {CHILDREN, POLLIN_, 0}};
     environment = words + *stack + 1;
@@ -411,8 +410,6 @@ __attribute__((used, noreturn)) void begin(long *stack)
     if (*stack < 3 || read_number(words[1], &worker) < 0)
         leave(1);
     command = words + 2;
-    if (call(SYS_write, CONTROL, (long)ready, sizeof ready - 1, 0, 0) < 0)
-        leave(1);
     for (;;) {
         wait_for(watched, 2, -1);
         if (watched[0].got && !hear())

@@ -273,15 +273,15 @@ static int receive(int sock, uint8_t *order, ssize_t *size, int *fds, int *count
     return 1;
 }
 
-/* As zygote.tell_cloned: the pid alone where no descriptor can be sent. */
-static int tell_cloned(int sock, long pid, int pidfd)
+/* As zygote.tell_cloned: the pid alone where no descriptor can be sent. ``ready``: its first process is first.c. */
+static int tell_cloned(int sock, long pid, int pidfd, int ready)
 {
-    char text[40];
+    char text[60];
     union {
         struct cmsghdr head;
         char room[CMSG_SPACE(sizeof(int))];
     } beside;
-    int size = snprintf(text, sizeof text, "{\"pid\":%ld}", pid);
+    int size = snprintf(text, sizeof text, "{\"pid\":%ld%s}", pid, ready ? ",\"ready\":true" : "");
     struct iovec vector = {text, (size_t)size};
     struct msghdr message = {.msg_iov = &vector, .msg_iovlen = 1, .msg_control = &beside,
                              .msg_controllen = sizeof beside};
@@ -346,6 +346,8 @@ static struct {
     struct sy_made *made;
     const struct sy_python *python;
     char *const *first, *const *environment;
+    int held;               /* closed when first.c runs */
+    volatile int executing; /* set while a clone that shares our memory is about to leave it for first.c */
 } now;
 static jmp_buf serving;
 /* A clone that shares our memory has its stack in here, at a multiple of its size. */
@@ -410,15 +412,26 @@ static int keep_only(const int *fds, int count)
     return 0;
 }
 
-/* As be_child in init.py. */
-static int be_child(const struct sy_made *made)
+/* Foreign code must not meet a pid 1 whose memory is the zygote's. */
+static int await_first(void)
 {
-    const int fds[WORKERS] = {made->nothing, made->output, made->output, made->channel, made->last_words};
+    char none;
+    while (read(WORKERS, &none, 1) < 0)
+        if (errno != EINTR)
+            _exit(1);
+    close(WORKERS);
+    return 1;
+}
+
+/* As be_child in init.py. One that ``waits`` keeps what await_first reads. */
+static int be_child(const struct sy_made *made, int waits)
+{
+    const int fds[WORKERS + 1] = {made->nothing, made->output, made->output, made->channel, made->last_words, now.held};
     sigset_t blocked;
     sigemptyset(&blocked);
     sigaddset(&blocked, SIGCHLD);
     sigaddset(&blocked, SIGINT);
-    if (keep_only(fds, WORKERS) < 0 || syscall(SYS_close_range, WORKERS, ~0u, 0) < 0 || setsid() < 0
+    if (keep_only(fds, WORKERS + waits) < 0 || syscall(SYS_close_range, WORKERS + waits, ~0u, 0) < 0 || setsid() < 0
         || sigprocmask(SIG_UNBLOCK, &blocked, NULL) < 0)
         return -1;
     return prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
@@ -431,7 +444,7 @@ static __attribute__((noreturn)) void become_worker(int waits)
 {
     static const char broken[] = "the program could not be started\n";
     now.python->after_fork();
-    if (be_child(now.made) == 0 && now.python->call(now.python->worker)) {
+    if (be_child(now.made, waits) == 0 && (!waits || await_first()) && now.python->call(now.python->worker)) {
         /* In each copy that a child holds too. A program that closed the channel, or has another in its place, is not
          * heard. A signal that is handled ends the wait, as the one that asks for the last stack. */
         if (shutdown(CHANNEL, SHUT_WR) == 0 && waits)
@@ -478,13 +491,7 @@ static __attribute__((noreturn)) void become_first(void)
     if (open_own(made) < 0 || pipe2(held, O_CLOEXEC) < 0 || (made->worker = fork()) < 0)
         break_off(late, sizeof late - 1);
     if (made->worker == 0) {
-        /* Foreign code must not meet a pid 1 whose memory is the zygote's. */
-        char none;
-        close(held[1]);
-        while (read(held[0], &none, 1) < 0)
-            if (errno != EINTR)
-                _exit(1);
-        close(held[0]);
+        now.held = held[0];
         longjmp(serving, 1);
     }
     snprintf(pid, sizeof pid, "%ld", made->worker);
@@ -495,8 +502,11 @@ static __attribute__((noreturn)) void become_first(void)
     words[at] = NULL;
     if (keep_only((const int[OURS]){made->nothing, made->nothing, made->nothing, made->control, made->children,
                                     made->stack}, OURS) == 0
-        && syscall(SYS_close_range, OURS, ~0u, LATER_CLOSED) == 0)
+        && syscall(SYS_close_range, OURS, ~0u, LATER_CLOSED) == 0) {
+        now.executing = 1; /* it goes back from there only with an error */
         execve(words[0], words, now.environment);
+        now.executing = 0;
+    }
     break_off(late, sizeof late - 1);
 }
 
@@ -549,6 +559,7 @@ int sy_serve(int sock, unsigned long spaces, const uint8_t *code, size_t code_si
         now.made = made;
         now.first = first;
         now.environment = environment;
+        now.executing = 0;
         if (into >= 0) {
             a.flags |= INTO_CGROUP;
             a.cgroup = (uint64_t)into;
@@ -565,7 +576,7 @@ int sy_serve(int sock, unsigned long spaces, const uint8_t *code, size_t code_si
             return become_init();
         if (pid < 0)
             tell(sock, "failed", clone, sizeof clone - 1, shares ? (int)-pid : errno);
-        else if (tell_cloned(sock, pid, pidfd) < 0)
+        else if (tell_cloned(sock, pid, pidfd, shares && now.executing) < 0)
             return FAILED;
         if (pidfd >= 0)
             close(pidfd);

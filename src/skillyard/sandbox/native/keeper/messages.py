@@ -94,12 +94,16 @@ class Word(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A zygote's message: ``pid`` and perhaps ``pidfd`` with CLONED, ``text`` with faults."""
+    """A zygote's message: ``pid`` and perhaps ``pidfd`` with CLONED, ``text`` with faults.
+
+    ``ready`` says that a clone's walls stand, where its first process does not say so itself.
+    """
 
     word: Word
     text: str = ""
     pid: int = -1
     pidfd: int = -1
+    ready: bool = False
 
 
 def hear_zygote(sock: socket.socket) -> Said | None:
@@ -129,7 +133,7 @@ def _said(message: dict[str, Any], fds: list[int]) -> Said:
         case {"failed": str(text)} if not fds:
             return Said(Word.NOT_CLONED, _plain_zygote(text))
         case {"pid": int(pid)}:
-            return Said(Word.CLONED, pid=pid, pidfd=fds[0] if fds else -1)
+            return Said(Word.CLONED, pid=pid, pidfd=fds[0] if fds else -1, ready=message.get("ready") is True)
     raise BadMessage("its message has no meaning")
 
 

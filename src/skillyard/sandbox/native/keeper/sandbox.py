@@ -145,8 +145,10 @@ class Sandbox:
         os.close(self.inside_output)
         self.inside_output = -1
 
-    def cloned(self, pid: int, pidfd: int) -> None:
+    def cloned(self, pid: int, pidfd: int, *, ready: bool = False) -> None:
+        """Learns its first process from the zygote, which may say too that the walls stand."""
         self.pid, self.pidfd = pid, pidfd
+        self._said_ready = self._said_ready or ready
         try:
             self.loop.watch(pidfd, READ, lambda _: self._init_gone())
         except OSError as error:  # nobody would hear of its end: it ends now

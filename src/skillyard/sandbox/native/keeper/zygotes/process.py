@@ -311,7 +311,7 @@ class ZygoteProcess:
                     os.close(pidfd)
                     raise
             self._living.add(pid)
-            said = Said(said.word, pid=pid, pidfd=pidfd)
+            said = Said(said.word, pid=pid, pidfd=pidfd, ready=said.ready)
         self.asked -= 1
         self._answered_at = time.monotonic()
         self._hooks.cloned(self, said)

@@ -147,7 +147,7 @@ class Zygote:
             sandbox.on_left = lambda: self._left(sandbox, process)
             if process.modules:
                 sandbox.lacks = lambda: self._lacks(sandbox, process)
-            sandbox.cloned(said.pid, said.pidfd)
+            sandbox.cloned(said.pid, said.pidfd, ready=said.ready)
         else:
             self._household.failed(sandbox, said.text)
         self._hand_out()
