@@ -186,7 +186,8 @@ class NativeBackend:
         alone = first is not None and not spec.mounts and spec.egress is None and len(body) <= _GIVEN
         request = body if ready is not None and alone and self._gives else b""
         try:
-            # First, so that the keeper never takes the end of a program for that of a worker nobody used.
+            # First, since the kernel may run the keeper on our processor as soon as it hears of this.
+            taken = ready.give(request) if ready is not None and request else 0
             answer = link.ask(
                 {
                     "op": "create",
@@ -201,17 +202,16 @@ class NativeBackend:
                     "listen": _listen(spec),
                     "start": start,
                     "take": "" if ready is None else ready.handle,
-                    "begun": bool(request),
+                    "begun": taken > 0,
                 },
-                b"" if request else body,
+                b"" if taken else body,
                 comes=lambda answer: self._made(link, answer, first),
                 unwanted=lambda late: self._unwanted(link, late),
             )
-            taken = ready.give(request) if ready is not None and request else 0
         finally:
             if ready is not None:
                 ready.channel.close()
-        return _Create(link, answer, taken, len(request))
+        return _Create(link, answer, taken, len(request) if taken else 0)
 
     async def _answered(self, spec: SandboxSpec, asked: _Create) -> NativeSandbox:
         link, future, taken, given = asked

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from skillyard.domain.errors import SandboxCutOff, SandboxFault, SandboxGone
 from skillyard.ipc.channel import Channel, Header, close_all, is_quiet
+from skillyard.sandbox.native.protocol import mark_begun
 
 TOLD_EACH = 64 * 1024
 """Bytes that a reader took, after which the keeper hears of it: a part of what it sends ahead."""
@@ -70,11 +71,12 @@ class Ready(NamedTuple):
     channel: socket.socket
 
     def give(self, request: bytes) -> int:
-        """Writes the request of its guest.
+        """Writes the request of its guest, before the keeper hears of it.
 
         Returns how many bytes were taken: fewer in a small channel, none where the worker has ended.
         """
         try:
+            mark_begun(self.channel)
             taken = self.channel.send(request, socket.MSG_DONTWAIT)
             if taken == len(request):
                 self.channel.shutdown(socket.SHUT_WR)

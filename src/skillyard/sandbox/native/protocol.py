@@ -9,14 +9,15 @@ beside its operation in ``SINCE``. A server of that version refuses this operati
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 
-PROTOCOL = 7
+PROTOCOL = 8
 
 SINCE: Mapping[str, int] = {
     "attach": 1,
     "close_stdin": 1,
-    "create": 7,
+    "create": 8,
     "destroy": 1,
     "environment": 1,
     "follow": 2,
@@ -48,3 +49,17 @@ def refused_by(version: int) -> dict[str, str]:
         for name, since in SINCE.items()
         if since > version
     }
+
+
+def mark_begun(channel: socket.socket) -> None:
+    """Marks the channel of a waiting worker, before its request is written there. Raises OSError.
+
+    The keeper has the same end of the channel, and the worker cannot change it. For this kind of socket the value means
+    nothing to the kernel (unix(7)).
+    """
+    channel.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, 1)
+
+
+def is_begun(channel: socket.socket) -> bool:
+    """Returns whether the server gave the worker a request, of which its word may still be on the way."""
+    return channel.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == 1

@@ -19,6 +19,7 @@ from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.program import Caps, Program, close_descriptors, open_pipes
 from skillyard.sandbox.native.keeper.request import Lease, Opened, Shape, Show
 from skillyard.sandbox.native.linux import kernel
+from skillyard.sandbox.native.protocol import is_begun
 
 KILL_GRACE_S, KEPT_GRACE_S = 2.0, 10.0  # kept sandboxes have files to lose, and a busy host lets init wait
 _WORDS_A_TURN = 64  # words of one init that are read before others have their turn
@@ -119,6 +120,8 @@ class Sandbox:
         self._said_ready = False
         self._given = ""
         """The program that the waiting worker was given."""
+        self._early: int | None = None
+        """The wait status of a worker that ended with its program before the server's word of that came."""
         self.control, self.inside_control = packets.pair()
         self.channel: socket.socket | None  # while its worker waits
         self.channel, self.inside_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -217,6 +220,8 @@ class Sandbox:
                 packets.send(self.control, {"lend": program.id, "single": single})
             program.request = request if len(self.programs) > 1 else b""
             program.talk(channel, None if message.get("begun") else request)
+            if (early := self._early) is not None:
+                self.loop.after(0, lambda: self._idle_worker_gone(early))
         else:
             self._start_guest(program, request, kept=program.kept, alone=alone)
 
@@ -330,7 +335,9 @@ class Sandbox:
 
     def _idle_worker_gone(self, status: int) -> None:
         """Ends a single sandbox with its worker. Its init does not know the worker's program."""
-        if self.lease is None:
+        if self.lease is None and self.channel is not None and is_begun(self.channel):
+            self._early = status
+        elif self.lease is None:
             self.broken = "the waiting worker ended"
             self.kill()
         elif self.lease.single and self._given:
