@@ -73,6 +73,11 @@ class Tools:
     environments: Mapping[str, EnvironmentSettings]
     packages: PackagesSettings
 
+    def start(self, run_id: str, guest: Guest, timeout_ms: int, at_cap: AtCap = AtCap.END) -> Start:
+        """Returns the program of a run."""
+        streams = StreamLimits(self.log_bytes, self.blob_bytes + _BESIDE_BLOBS, at_cap=at_cap)
+        return Start(guest, run_id, timeout_ms, streams)
+
 
 class Driver:
     """Drives one run in the sandbox that it was lent. Either :meth:`run` or :meth:`resume` is awaited, once."""
@@ -147,12 +152,8 @@ class Driver:
             self._record = replace(self._record, network=await self._loan.begin())
         if self._ledger is not None:
             self._record = await self._ledger.begin(self._record)
-        else:
-            # A record stands before code with a key, which is never done twice, and before code that sees files.
-            if self._record.idempotency_key is None and not self._loan.spec.mounts:
-                self._loan.launch(self._first(self._job.guest))
-            if not self._loan.is_launching:
-                await self._note(self._record)
+        elif not self._loan.is_launching:
+            await self._note(self._record)
         return await self._conclude(await self._attempt(self._work))
 
     async def _rejoin(self) -> RunRecord:
@@ -260,7 +261,7 @@ class Driver:
     async def _start(self, sandbox: Sandbox, guest: Mapping[str, Any]) -> Process:
         tools, job, found = self._tools, self._job, self._found
         ago_s = self._loan.launched_ago_s
-        found.created_ms = self._elapsed_ms() - ago_s * 1000
+        found.created_ms = max(found.queued_ms, self._elapsed_ms() - ago_s * 1000)
         found.started_at = tools.clock.now() - ago_s
         if self._ledger is not None:
             self._record = await self._ledger.running(self._standing(sandbox))
@@ -277,10 +278,9 @@ class Driver:
         return process
 
     def _first(self, guest: Mapping[str, Any]) -> Start:
-        tools, job = self._tools, self._job
-        at_cap = AtCap.END if self._ledger is None else job.at_cap
-        streams = StreamLimits(tools.log_bytes, tools.blob_bytes + _BESIDE_BLOBS, at_cap=at_cap)
-        return Start(Guest(guest, kept=self._loan.keeps), self._run_id, job.limits.timeout_ms, streams)
+        at_cap = AtCap.END if self._ledger is None else self._job.at_cap
+        timeout_ms = self._job.limits.timeout_ms
+        return self._tools.start(self._run_id, Guest(guest, kept=self._loan.keeps), timeout_ms, at_cap)
 
     def _standing(self, sandbox: Sandbox) -> RunRecord:
         """Returns the record of a run whose program is about to start in ``sandbox``."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, SkillyardError, StoreFault
 from skillyard.domain.principal import Principal, agent_scope
-from skillyard.domain.sandbox.spec import Owner
+from skillyard.domain.sandbox.spec import Guest, Owner
 from skillyard.domain.work.record import Outcome, RunRecord
 from skillyard.domain.work.session import check_alias
 from skillyard.engine.driver import Driver, Tools
@@ -237,6 +237,11 @@ class RunService:
             async with (
                 self._sessions.lend(plan, grant, order, queued) if kept else self._lender.lend(order, queued)
             ) as loan:
+                # A record stands before code with a key, which is never done twice, and before code that sees files.
+                # Others begin here, and their record is made meanwhile.
+                if not (plan.request.idempotency_key or grant.spec.mounts):
+                    with suppress(SkillyardError):  # the driver meets it too, and records it
+                        loan.launch(self._tools.start(plan.run_id, Guest(grant.guest), plan.limits.timeout_ms))
                 job = job_of(plan, grant, self._tools.network, loan.session)
                 if loan.session is not None:
                     job = replace(job, redaction=await self._sessions.redaction(loan.session, grant.given))
