@@ -1,7 +1,7 @@
 """The drive of one program from its record, up to its end.
 
 The record is written before the sandbox exists, and moved to its end when the sandbox is gone. That of a run which was
-launched is written when its sandbox is told of, or once with its end where that is told as soon. When the caller's task
+launched before its record was made is written when its sandbox is told of, or once with its end where that is told as soon. When the caller's task
 is cancelled, a task of the engine's ends the tree, keeps the output so far, destroys the sandbox and writes the record.
 """
 

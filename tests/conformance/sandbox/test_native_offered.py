@@ -20,9 +20,10 @@ from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Outcome
 from skillyard.ipc.channel import is_quiet
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.sandbox.native.link import Link, Ready
+from skillyard.sandbox.native.link import Link
 from skillyard.testing.sandbox_suite import Ground
 from skillyard.testing.sandbox_suite.ground import code, done, fresh, processes
+from tests.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.ordinary]
 READY = 2
@@ -188,19 +189,47 @@ async def test_a_shape_that_nobody_asks_for_is_withdrawn(ground: Ground) -> None
     assert b'"length":3' in got["channel"]
 
 
-async def test_a_keeper_that_is_faster_than_the_server_waits(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keeper hears of the program before its request was written."""
-    link, give, given = link_of(ground), Ready.give, list[int]()
-    await offered(link)
+@pytest.mark.parametrize(
+    ("ends", "outcome", "code_or_signal"),
+    [
+        ("return {'length': 3}", Outcome.EXIT, 0),
+        ("os._exit(3)", Outcome.EXIT, 3),
+        ("os.kill(os.getpid(), 9)", Outcome.SIGNAL, 9),
+    ],
+)
+async def test_a_program_that_is_faster_than_the_servers_word_for_it(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, ends: str, outcome: Outcome, code_or_signal: int
+) -> None:
+    """Its worker has a request of which the keeper knows nothing, and is not taken for one that nobody used."""
+    link, ask = link_of(ground), Link.ask
+    known = await offered(link)
+    (keeper,) = processes(str(native(ground)._run_dir))
+    firsts = {pid: children(pid) for pid in children(keeper) if Path(f"/proc/{pid}/comm").read_text() == "first\n"}
 
-    def late(ready: Ready, request: bytes) -> int:
-        assert select.select([link._channel._sock], [], [], 60)[0], "the keeper has answered"
-        given.append(give(ready, request))
-        return given[-1]
+    def late(link: Link, header: dict[str, Any], body: bytes = b"", **how: Any) -> Any:
+        if header["op"] == "create":
+            assert header["begun"]
+            until(lambda: any(map(_is_over, known.values())), 60, "the program is over")
+            until(lambda: all(map(_rests, firsts)), 60, "the worker's end was told")
+            for _ in range(2):
+                ask(link, {"op": "stats"})
+                assert select.select([link._channel._sock], [], [], 60)[0], "the keeper has heard that"
+        return ask(link, header, body, **how)
 
+    guest = code(f"import os\ndef main(args): {ends}")
+    spec = await ground.spec(single=True)
     with monkeypatch.context() as patch:
-        patch.setattr(Ready, "give", late)
-        _, got = await launched(ground, code(LENGTH, {"text": "abc"}))
-    assert b'"length":3' in got["channel"]
-    assert len(given) == 1
-    assert given[0] > 0
+        patch.setattr(Link, "ask", late)
+        sandbox = (await native(ground).launch(spec, fresh("key"), Start(guest, "p", 60_000))).sandbox
+    assert sandbox.handle in known, "it was done once"
+    got = await done(await sandbox.start(guest, id="p"))
+    assert (got.ending.outcome, got.ending.code or got.ending.signal or 0) == (outcome, code_or_signal), got
+    await native(ground).destroy(sandbox.handle)
+
+
+def _is_over(end: socket.socket) -> bool:
+    return end.fileno() >= 0 and not is_quiet(end)
+
+
+def _rests(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"

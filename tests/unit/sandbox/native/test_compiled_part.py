@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from skillyard.sandbox.native.inside.walls import READY
 from skillyard.sandbox.native.linux import kernel
 from skillyard.sandbox.native.linux.syscall_numbers import NUMBERS
 from tests.unit.sandbox.native.compiled import PROJECT, SOURCE, SOURCES, hook, make_first, make_library
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -172,9 +173,11 @@ def test_an_installation_without_a_compiler_goes_on(tmp_path: Path, monkeypatch:
 
 
 SERVE = """
-import os, signal, sys
+import ctypes, os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from skillyard.sandbox.native.inside import steps
+if sys.argv[7]:
+    ctypes.CDLL(None).unshare(int(sys.argv[7]))
 part = steps.Compiled(sys.argv[2])
 first = [sys.argv[5], sys.executable, "-I", "-c", sys.argv[6], "given"]
 def work():
@@ -204,6 +207,7 @@ class Serving:
     """A process in the serve loop, whose clones are this process's children."""
 
     sock: socket.socket
+    server: int
     output: int = -1
     pid: int = 0
     control: socket.socket | None = None
@@ -227,6 +231,15 @@ class Serving:
         for fd in fds:
             os.close(fd)
         return answer
+
+    def make(self, order: bytes, *more: int) -> None:
+        """Orders a clone whose walls stand when this returns."""
+        answer = self.clone(order, *more)
+        if order[:1] in (b"f", b"F"):
+            assert answer == {"pid": self.pid, "ready": True}
+        else:
+            assert answer == {"pid": self.pid}
+            assert self.hear() == READY
 
     def hear(self) -> bytes:
         assert self.control is not None
@@ -258,13 +271,14 @@ sys.exit(3)
 
 
 @contextmanager
-def server(library: ctypes.PyDLL, first: Path, spaces: int) -> Iterator[Serving]:
+def server(library: ctypes.PyDLL, first: Path, spaces: int, own: str = "") -> Iterator[Serving]:
+    """``own`` are the flags of the server's own namespaces."""
     ours, theirs = packets.pair()
     command = [sys.executable, "-I", "-c", SERVE, str(PROJECT / "src"), str(Path(library._name).parent)]
-    rest = [str(theirs.fileno()), str(spaces), str(first), LATER]
+    rest = [str(theirs.fileno()), str(spaces), str(first), LATER, own]
     with subprocess.Popen([*command, *rest], pass_fds=[theirs.fileno()]) as process:
         theirs.close()
-        yield Serving(ours)
+        yield Serving(ours, process.pid)
         ours.close()
         assert process.wait(20) == 0
 
@@ -289,19 +303,20 @@ def spaced(library: ctypes.PyDLL, first: Path) -> Iterator[Serving]:
 
 def test_a_clone_for_one_program_has_a_first_process_of_its_own_memory(spaced: Serving) -> None:
     for number in range(3):
-        spaced.clone(b"f" + EMPTY)
-        assert spaced.hear() == READY
-        with open(f"/proc/{spaced.pid}/comm") as file:
-            assert file.read() == "first\n"
+        spaced.make(b"f" + EMPTY)
+        until(lambda: _name(spaced.pid) == "first", 20, "an exec, which has made the memory, names it too")
         assert spaced.channel is not None
         spaced.channel.send(b"one %d" % number)
         assert os.read(spaced.output, 100) == b"worker: one %d" % number
         assert spaced.end() == 0
 
 
+def _name(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
 def test_its_worker_ends_and_is_told_of(spaced: Serving) -> None:
-    spaced.clone(b"f" + EMPTY)
-    assert spaced.hear() == READY
+    spaced.make(b"f" + EMPTY)
     assert spaced.channel is not None
     spaced.channel.send(b"end")
     said = json.loads(spaced.hear())
@@ -313,8 +328,7 @@ def test_its_worker_ends_and_is_told_of(spaced: Serving) -> None:
 
 @pytest.mark.parametrize("kind", [b" ", b"f"])
 def test_a_worker_that_served_closes_its_channel_in_each_copy(kind: bytes, spaced: Serving) -> None:
-    spaced.clone(kind + EMPTY)
-    assert spaced.hear() == READY
+    spaced.make(kind + EMPTY)
     assert spaced.channel is not None
     spaced.channel.send(b"return")
     assert spaced.channel.recv(100) == b""
@@ -323,8 +337,7 @@ def test_a_worker_that_served_closes_its_channel_in_each_copy(kind: bytes, space
 
 @pytest.mark.parametrize("kind", [b" ", b"f"])
 def test_a_worker_that_fails_is_not_done(kind: bytes, spaced: Serving) -> None:
-    spaced.clone(kind + EMPTY)
-    assert spaced.hear() == READY
+    spaced.make(kind + EMPTY)
     assert spaced.channel is not None
     spaced.channel.send(b"raise")
     assert spaced.channel.recv(100) == b""
@@ -333,8 +346,7 @@ def test_a_worker_that_fails_is_not_done(kind: bytes, spaced: Serving) -> None:
 
 
 def test_its_worker_is_asked_for_its_last_words(spaced: Serving) -> None:
-    spaced.clone(b"f" + EMPTY)
-    assert spaced.hear() == READY
+    spaced.make(b"f" + EMPTY)
     assert spaced.control is not None
     spaced.control.send(b'{"wind_up":"p"}')
     assert json.loads(spaced.hear())["idle_worker_gone"] == signal.SIGXCPU
@@ -343,8 +355,7 @@ def test_its_worker_is_asked_for_its_last_words(spaced: Serving) -> None:
 
 @pytest.mark.parametrize("size", [0, 65536, 150_000])
 def test_it_starts_a_program_with_the_whole_message(spaced: Serving, size: int) -> None:
-    spaced.clone(b"f" + EMPTY)
-    assert spaced.hear() == READY
+    spaced.make(b"f" + EMPTY)
     assert spaced.control is not None
     id = 'odd "quoted" \\ \n é ' + "x" * 80
     message = packets.to_json({"start": id, "single": True, "argv": ["x" * size]})
@@ -378,8 +389,7 @@ def test_a_clone_for_one_program_that_fails_tells_why(spaced: Serving) -> None:
         spaced.clone(b"f" + order)
         assert why in spaced.hear()
         assert os.waitstatus_to_exitcode(spaced.end()) == 1
-    spaced.clone(b"f" + EMPTY)
-    assert spaced.hear() == READY
+    spaced.make(b"f" + EMPTY)
     assert spaced.end() == 0
 
 
@@ -405,9 +415,35 @@ def test_the_loop_serves_on_after_clones_that_fail(serving: Serving) -> None:
         assert why in said
         assert json.loads(said).keys() == {"broken"}
         assert os.waitstatus_to_exitcode(serving.end()) == 1
-    serving.clone(b" " + EMPTY)
-    assert serving.hear() == READY
+    serving.make(b" " + EMPTY)
     assert serving.end() == 0
+
+
+NETWORK = kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC
+
+
+@pytest.mark.parametrize("kind", [b" ", b"f"])
+def test_each_clone_has_a_network_of_its_own(kind: bytes, library: ctypes.PyDLL, first: Path) -> None:
+    """Those that the loop made ahead while nobody asked, and those for which there was no time."""
+    with server(library, first, kernel.CLONE_NEWPID | NETWORK, str(kernel.CLONE_NEWUSER)) as serving:
+        seen, made = [_spaces(os.getpid())], []
+        for number in range(12):
+            if quiet := number % 3 > 0:
+                until(lambda: _spaces(serving.server) not in seen, 20, "the next network is there")
+            ahead = _spaces(serving.server)
+            serving.make(kind + EMPTY)
+            assert (_spaces(serving.pid) == ahead) >= quiet
+            if quiet:
+                assert "127.0.0.1" in Path(f"/proc/{serving.pid}/net/fib_trie").read_text()
+            seen.append(_spaces(serving.pid))
+            made.append(replace(serving))
+        assert len({space for pair in seen for space in pair}) == 2 * len(seen)
+        assert [each.end() for each in made] == [0] * len(made)
+
+
+def _spaces(pid: int) -> tuple[str, str]:
+    """Returns the network and the ipc namespace of a process."""
+    return os.readlink(f"/proc/{pid}/ns/net"), os.readlink(f"/proc/{pid}/ns/ipc")
 
 
 @pytest.mark.parametrize("kind", [b" ", b"f"])
@@ -416,8 +452,7 @@ def test_a_clone_has_its_own_order_alone_in_its_memory(kind: bytes, spaced: Serv
     before, spare = 0x0511_5EC2_E700_0001, 6
     for name, number in ((b"of the first", before), (b"of another", 2)):
         named = Step(name.decode(), NUMBERS["getpid"], (number,) * spare if number == before else ())
-        spaced.clone(kind + form.encode(*[named] * (90 if number == before else 2), form.END))
-        assert spaced.hear() == READY
+        spaced.make(kind + form.encode(*[named] * (90 if number == before else 2), form.END))
         seen = _memory(_worker(spaced.pid))
         assert name in seen
         if number != before:

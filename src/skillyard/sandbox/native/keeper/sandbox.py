@@ -6,77 +6,28 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from skillyard.guest.programs import terminal
 from skillyard.ipc import packets
 from skillyard.ipc.channel import BadMessage, is_quiet
-from skillyard.sandbox.native.groups.groups import Group
 from skillyard.sandbox.native.keeper import messages
-from skillyard.sandbox.native.keeper.account import Account, forced
+from skillyard.sandbox.native.keeper.account import forced
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.program import Caps, Program, close_descriptors, open_pipes
-from skillyard.sandbox.native.keeper.request import Lease, Opened, Shape, Show
+from skillyard.sandbox.native.keeper.request import Lease, Opened, Shape
 from skillyard.sandbox.native.linux import kernel
 from skillyard.sandbox.native.protocol import is_begun
+
+if TYPE_CHECKING:
+    from skillyard.sandbox.native.keeper.ground import Place
 
 KILL_GRACE_S, KEPT_GRACE_S = 2.0, 10.0  # kept sandboxes have files to lose, and a busy host lets init wait
 _WORDS_A_TURN = 64  # words of one init that are read before others have their turn
 _BY_ITSELF = ("", "")
 _STAYS_AFTER = ("", "timeout", "output")
 """The limit that ended a program; empty when none did."""
-
-
-class Place(Protocol):
-    """The place of one sandbox on its keeper's ground."""
-
-    @property
-    def group(self) -> Group | None: ...
-
-    @property
-    def account(self) -> Account: ...
-
-    @property
-    def order(self) -> bytes:
-        """Returns the order by which a zygote makes its clone a sandbox."""
-
-    @property
-    def made(self) -> str:
-        """Returns which part of several makes its walls; empty where there is one."""
-
-    @property
-    def stays(self) -> bool:
-        """Returns whether the sandbox can outlive the one program that it was made for."""
-
-    @property
-    def lingers(self) -> bool:
-        """Returns whether its first process lives on after it told of the program's end."""
-
-    @property
-    def ends_whole(self) -> bool:
-        """Returns whether the kernel ends all its processes by itself once :meth:`end` was called."""
-
-    def ready(self, sandbox: Sandbox) -> None:
-        """Learns that all its walls stand, and its worker waits."""
-
-    def show(self, sandbox: Sandbox, shows: Sequence[Show], then: Callable[[OSError | None], None]) -> None:
-        """Shows skills and blobs in it, and calls ``then``, perhaps later. Raises OSError."""
-
-    def end(self, sandbox: Sandbox) -> None:
-        """Ends all its processes. It may be called again."""
-
-    def told(self, sandbox: Sandbox, message: dict[str, Any]) -> bool:
-        """Takes a message of init for this ground alone; returns whether it is one."""
-
-    def ending(self, status: int) -> dict[str, Any] | None:
-        """Returns the ending for a wait status that has a meaning on this ground alone."""
-
-    def gone(self, sandbox: Sandbox, then: Callable[[], None]) -> None:
-        """Removes traces after the end of its first process; calls ``then``, perhaps later."""
-
-    def release(self) -> None:
-        """Frees all that it holds. No process of it is left."""
 
 
 class Sandbox:
