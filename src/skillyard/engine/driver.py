@@ -1,8 +1,9 @@
 """The drive of one program from its record, up to its end.
 
 The record is written before the sandbox exists, and moved to its end when the sandbox is gone. That of a run which was
-launched before its record was made is written when its sandbox is told of, or once with its end where that is told as soon. When the caller's task
-is cancelled, a task of the engine's ends the tree, keeps the output so far, destroys the sandbox and writes the record.
+launched before the record was made is written when its sandbox is told of, or once with its end where that is told as
+soon. When the caller's task is cancelled, a task of the engine's ends the tree, keeps the output so far, destroys the
+sandbox and writes the record.
 """
 
 from __future__ import annotations
@@ -261,7 +262,7 @@ class Driver:
     async def _start(self, sandbox: Sandbox, guest: Mapping[str, Any]) -> Process:
         tools, job, found = self._tools, self._job, self._found
         ago_s = self._loan.launched_ago_s
-        found.created_ms = max(found.queued_ms, self._elapsed_ms() - ago_s * 1000)
+        found.created_ms = self._elapsed_ms() - ago_s * 1000
         found.started_at = tools.clock.now() - ago_s
         if self._ledger is not None:
             self._record = await self._ledger.running(self._standing(sandbox))

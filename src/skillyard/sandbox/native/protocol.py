@@ -61,5 +61,5 @@ def mark_begun(channel: socket.socket) -> None:
 
 
 def is_begun(channel: socket.socket) -> bool:
-    """Returns whether the server gave the worker a request, of which its word may still be on the way."""
+    """Returns whether the server gave the worker a request. Its word of that may still be on the way."""
     return channel.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == 1

@@ -1,7 +1,8 @@
 """The ground below a keeper, as a protocol.
 
 A keeper is written once. Namespaces, Landlock and gVisor make, watch and end sandboxes in other ways and leave other
-traces. A :class:`Ground` does that for the keeper, and the :class:`Place` that it gives each sandbox does it for that.
+traces. A :class:`Ground` does that for the keeper, and the :class:`Place` that it gives each sandbox (``sandbox.py``)
+for that sandbox.
 """
 
 from __future__ import annotations
@@ -11,11 +12,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from skillyard.sandbox.native.groups.groups import Group
-from skillyard.sandbox.native.keeper.account import Account
 from skillyard.sandbox.native.keeper.loop import Loop
-from skillyard.sandbox.native.keeper.request import Directory, Key, Listen, Opened, Shape, Show
-from skillyard.sandbox.native.keeper.sandbox import Sandbox
+from skillyard.sandbox.native.keeper.request import Directory, Key, Listen, Opened, Shape
+from skillyard.sandbox.native.keeper.sandbox import Place, Sandbox
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
 
 
@@ -69,57 +68,6 @@ class Household:
     lives: Callable[[Key], bool]
     inits: Callable[[], Collection[int]]
     ours: Callable[[], Collection[int]]
-
-
-class Place(Protocol):
-    """The place of one sandbox on its keeper's ground."""
-
-    @property
-    def group(self) -> Group | None: ...
-
-    @property
-    def account(self) -> Account: ...
-
-    @property
-    def order(self) -> bytes:
-        """Returns the order by which a zygote makes its clone a sandbox."""
-
-    @property
-    def made(self) -> str:
-        """Returns which part of several makes its walls; empty where there is one."""
-
-    @property
-    def stays(self) -> bool:
-        """Returns whether the sandbox can outlive the one program that it was made for."""
-
-    @property
-    def lingers(self) -> bool:
-        """Returns whether its first process lives on after it told of the program's end."""
-
-    @property
-    def ends_whole(self) -> bool:
-        """Returns whether the kernel ends all its processes by itself once :meth:`end` was called."""
-
-    def ready(self, sandbox: Sandbox) -> None:
-        """Learns that all its walls stand, and its worker waits."""
-
-    def show(self, sandbox: Sandbox, shows: Sequence[Show], then: Callable[[OSError | None], None]) -> None:
-        """Shows skills and blobs in it, and calls ``then``, perhaps later. Raises OSError."""
-
-    def end(self, sandbox: Sandbox) -> None:
-        """Ends all its processes. It may be called again."""
-
-    def told(self, sandbox: Sandbox, message: dict[str, Any]) -> bool:
-        """Takes a message of init for this ground alone; returns whether it is one."""
-
-    def ending(self, status: int) -> dict[str, Any] | None:
-        """Returns the ending for a wait status that has a meaning on this ground alone."""
-
-    def gone(self, sandbox: Sandbox, then: Callable[[], None]) -> None:
-        """Removes traces after the end of its first process; calls ``then``, perhaps later."""
-
-    def release(self) -> None:
-        """Frees all that it holds. No process of it is left."""
 
 
 class Ground(Protocol):

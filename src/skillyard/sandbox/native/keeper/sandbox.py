@@ -6,28 +6,77 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from skillyard.guest.programs import terminal
 from skillyard.ipc import packets
 from skillyard.ipc.channel import BadMessage, is_quiet
+from skillyard.sandbox.native.groups.groups import Group
 from skillyard.sandbox.native.keeper import messages
-from skillyard.sandbox.native.keeper.account import forced
+from skillyard.sandbox.native.keeper.account import Account, forced
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.program import Caps, Program, close_descriptors, open_pipes
-from skillyard.sandbox.native.keeper.request import Lease, Opened, Shape
+from skillyard.sandbox.native.keeper.request import Lease, Opened, Shape, Show
 from skillyard.sandbox.native.linux import kernel
 from skillyard.sandbox.native.protocol import is_begun
-
-if TYPE_CHECKING:
-    from skillyard.sandbox.native.keeper.ground import Place
 
 KILL_GRACE_S, KEPT_GRACE_S = 2.0, 10.0  # kept sandboxes have files to lose, and a busy host lets init wait
 _WORDS_A_TURN = 64  # words of one init that are read before others have their turn
 _BY_ITSELF = ("", "")
 _STAYS_AFTER = ("", "timeout", "output")
 """The limit that ended a program; empty when none did."""
+
+
+class Place(Protocol):
+    """The place of one sandbox on its keeper's ground."""
+
+    @property
+    def group(self) -> Group | None: ...
+
+    @property
+    def account(self) -> Account: ...
+
+    @property
+    def order(self) -> bytes:
+        """Returns the order by which a zygote makes its clone a sandbox."""
+
+    @property
+    def made(self) -> str:
+        """Returns which part of several makes its walls; empty where there is one."""
+
+    @property
+    def stays(self) -> bool:
+        """Returns whether the sandbox can outlive the one program that it was made for."""
+
+    @property
+    def lingers(self) -> bool:
+        """Returns whether its first process lives on after it told of the program's end."""
+
+    @property
+    def ends_whole(self) -> bool:
+        """Returns whether the kernel ends all its processes by itself once :meth:`end` was called."""
+
+    def ready(self, sandbox: Sandbox) -> None:
+        """Learns that all its walls stand, and its worker waits."""
+
+    def show(self, sandbox: Sandbox, shows: Sequence[Show], then: Callable[[OSError | None], None]) -> None:
+        """Shows skills and blobs in it, and calls ``then``, perhaps later. Raises OSError."""
+
+    def end(self, sandbox: Sandbox) -> None:
+        """Ends all its processes. It may be called again."""
+
+    def told(self, sandbox: Sandbox, message: dict[str, Any]) -> bool:
+        """Takes a message of init for this ground alone; returns whether it is one."""
+
+    def ending(self, status: int) -> dict[str, Any] | None:
+        """Returns the ending for a wait status that has a meaning on this ground alone."""
+
+    def gone(self, sandbox: Sandbox, then: Callable[[], None]) -> None:
+        """Removes traces after the end of its first process; calls ``then``, perhaps later."""
+
+    def release(self) -> None:
+        """Frees all that it holds. No process of it is left."""
 
 
 class Sandbox:
@@ -69,10 +118,9 @@ class Sandbox:
         self._faulty = False
         self._staying = False
         self._said_ready = False
-        self._given = ""
+        self.given = ""
         """The program that the waiting worker was given."""
-        self._early: int | None = None
-        """The wait status of a worker that ended with its program before the server's word of that came."""
+        self._early: int | None = None  # of a worker that ended with its program before the server's word of that came
         self.control, self.inside_control = packets.pair()
         self.channel: socket.socket | None  # while its worker waits
         self.channel, self.inside_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -100,7 +148,6 @@ class Sandbox:
         self.inside_output = -1
 
     def cloned(self, pid: int, pidfd: int, *, ready: bool = False) -> None:
-        """Learns its first process from the zygote, which may say too that the walls stand."""
         self.pid, self.pidfd = pid, pidfd
         self._said_ready = self._said_ready or ready
         try:
@@ -110,10 +157,7 @@ class Sandbox:
             self.fault(error)
             self._init_gone()
             return
-        if self._faulty:
-            self.kill()
-            return
-        self._safely(self._consider_ready)
+        self._safely(self.kill if self._faulty else self._consider_ready)
 
     def fault(self, error: Exception) -> None:
         """Ends the sandbox, and nothing else, after a call of ours for it failed."""
@@ -165,7 +209,7 @@ class Sandbox:
             self._start_argv(program, message)
         elif self.channel is not None and not program.kept:
             channel, self.channel = self.channel, None
-            self._given = program.id
+            self.given = program.id
             program.read_pipe(self._output, "stdout")
             if not single:
                 packets.send(self.control, {"lend": program.id, "single": single})
@@ -197,7 +241,7 @@ class Sandbox:
 
     def _can_stay(self, program: Program) -> bool:
         """Returns whether the sandbox outlives its one program, whose files can be collected then."""
-        return self.place.stays and program.id == self._given and (program.forced or _BY_ITSELF)[0] in _STAYS_AFTER
+        return self.place.stays and program.id == self.given and (program.forced or _BY_ITSELF)[0] in _STAYS_AFTER
 
     def waits(self) -> bool:
         """Returns whether its worker waits to be used."""
@@ -223,11 +267,6 @@ class Sandbox:
         """Ends all its processes, some time soon."""
         if self.pidfd >= 0 and not self.dead:
             self.place.end(self)
-
-    @property
-    def given(self) -> bool:
-        """Whether the waiting worker was given a program."""
-        return bool(self._given)
 
     def _start_argv(self, program: Program, message: dict[str, Any]) -> None:
         size = message.get("terminal")
@@ -291,13 +330,13 @@ class Sandbox:
         elif self.lease is None:
             self.broken = "the waiting worker ended"
             self.kill()
-        elif self.lease.single and self._given:
-            program = self.programs[self._given]
+        elif self.lease.single and self.given:
+            program = self.programs[self.given]
             program.end_of_output()  # says whether it came to its end in order
             self._staying = self._can_stay(program)
             if not self._staying:
                 self.kill()
-            self._finish(self._given, self._ending(self._given, status))
+            self._finish(self.given, self._ending(self.given, status))
         else:
             self._forget_worker()
 
@@ -321,10 +360,8 @@ class Sandbox:
         """Takes a few messages of init, and none after one that breaks the rules."""
         for _ in range(_WORDS_A_TURN):
             try:
-                said = messages.hear_init(self.control)
-                if said is None:
-                    self.loop.forget(self.control.fileno())
-                    return
+                if (said := messages.hear_init(self.control)) is None:
+                    raise EOFError
                 self._told(said)
             except BlockingIOError:
                 return
@@ -334,7 +371,7 @@ class Sandbox:
                 self._faulty = True  # and ends when there is something to kill it by
                 self.kill()
                 return
-            except OSError:
+            except (EOFError, OSError):
                 self.loop.forget(self.control.fileno())
                 return
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from skillyard.sandbox.native.keeper.ground import Ground, Household, Place, Source, Warmth
+from skillyard.sandbox.native.keeper.ground import Ground, Household, Source, Warmth
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.request import Key, Lease, Listen, Opened, Shape, Show
-from skillyard.sandbox.native.keeper.sandbox import Sandbox
+from skillyard.sandbox.native.keeper.sandbox import Place, Sandbox
 from skillyard.sandbox.native.keeper.shares import Shares
 from skillyard.sandbox.native.keeper.zygotes.zygote import Zygotes
 
