@@ -312,6 +312,7 @@ OWN_WORDS = {
     "sandbox/oci/backend.py": "the engine's, and those of an image in which no foreign code has run",
     "sandbox/oci/engine.py": "the engine's",
     "sandbox/oci/home.py": "our own file",
+    "sandbox/oci/loader.py": "the server's, in a container where no foreign code runs",
     "sandbox/srt/run.py": "our own file, and bubblewrap's before srt starts",
     "sandbox/srt/settings.py": "the operator's file",
     "sandbox/srt/tools.py": "the operator's npm package",
