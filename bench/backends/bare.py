@@ -114,7 +114,10 @@ class DockerRun:
 
 @dataclass(frozen=True)
 class RunscRun:
-    """The command line ``runsc`` over this host's file tree, read-only."""
+    """The command line ``runsc`` over this host's file tree, read-only, with the limits that our sandboxes have.
+
+    As in ours, files are opened by the gofer and not by the sentry.
+    """
 
     program: str
     place: Path
@@ -137,20 +140,26 @@ class RunscRun:
             printed(self._runsc("delete", "--force", name))
 
     def _runsc(self, *words: str) -> list[str]:
-        fixed = ("--network=none", "--platform=systrap", "--ignore-cgroups", "--log=/dev/null")
+        fixed = ("--network=none", "--platform=systrap", "--directfs=false", "--log=/dev/null")
         return [self.program, f"--root={self.place}/state", *fixed, *words]
 
     def _bundle(self, command: Sequence[str]) -> tuple[str, Path]:
         name = f"bare-{secrets.token_hex(6)}"
         bundle = self.place / name
         bundle.mkdir(parents=True)
-        user = {"uid": 65532, "gid": 65532}
-        process = {"args": list(command), "cwd": "/", "env": ["PATH=/usr/bin:/bin"], "user": user}
-        mounts = [{"destination": "/proc", "type": "proc", "source": "proc"}]
-        mounts += [{"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"}]
+        process: dict[str, Any] = {"args": list(command), "cwd": "/", "env": ["PATH=/usr/bin:/bin"]}
+        process |= {"user": {"uid": 65532, "gid": 65532}, "noNewPrivileges": True}
+        mounts: list[dict[str, Any]] = [{"destination": "/proc", "type": "proc", "source": "proc"}]
+        mounts += [{"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": ["size=512m"]}]
+        limits = {
+            "memory": {"limit": 1216 << 20},
+            "pids": {"limit": 1280},
+            "cpu": {"quota": 100_000, "period": 100_000},
+        }
         spaces = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")]
         config = {"ociVersion": "1.0.0", "process": process, "root": {"path": "/", "readonly": True}}
-        (bundle / "config.json").write_text(json.dumps({**config, "mounts": mounts, "linux": {"namespaces": spaces}}))
+        linux = {"namespaces": spaces, "resources": limits, "cgroupsPath": f"/skillyard-{name}"}
+        (bundle / "config.json").write_text(json.dumps({**config, "mounts": mounts, "linux": linux}))
         return name, bundle
 
 

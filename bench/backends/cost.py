@@ -27,6 +27,8 @@ SKILL = "skills.protocol.guide"
 _TRUE = ("true",)
 _COMMANDS = 3
 _AT_ONCE = 4
+_REST_S, _LOOK_S, _MOST_REST_S = 1.5, 0.1, 60.0
+"""How long the number of sandboxes that wait ready stays the same before the next turn, at most after the last."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,14 @@ async def measure(name: str, component: Component, home: Path, plan: Plan) -> di
     """Returns medians in seconds: by part, those of the backend, of native and of the bare component.
 
     The parts: ``sandbox`` (made, ``true``, ended), ``run`` (``run_code`` with its record), ``session`` (made, three
-    commands, ended) and ``runs`` (many, four at a time).
+    commands, ended) and ``runs`` (many, four at a time). Each turn of the first three begins when those who make
+    sandboxes ahead have made them.
     """
     async with AsyncExitStack() as stack:
-        ours = _Ours(await _open(stack, component, name, home / name))
-        workers: dict[str, dict[str, Work]] = {"ours": ours.parts()}
+        held = {"ours": _Ours(await _open(stack, component, name, home / name))}
         if name != BASE:
-            workers["native"] = _Ours(await _open(stack, Component({}), BASE, home / BASE)).parts()
+            held["native"] = _Ours(await _open(stack, Component({}), BASE, home / BASE))
+        workers = {who: each.parts() for who, each in held.items()}
         if component.bare is not None:
             workers["bare"] = _bare(component.bare)
         found: dict[str, dict[str, Any]] = {}
@@ -60,9 +63,13 @@ async def measure(name: str, component: Component, home: Path, plan: Plan) -> di
             times: dict[str, list[float]] = {who: [] for who in workers}
             for who in workers:  # the first of each makes ready what later ones find
                 await workers[who][part]()
+            for each in held.values():
+                await each.rest()
             for _ in range(plan.rounds):
                 for who, parts in workers.items():
                     times[who].append(await _timed(parts[part]))
+                    if who in held:
+                        await held[who].rest()
             found[part] = {who: statistics.median(taken) for who, taken in times.items()}
         found["runs"] = {who: await _timed(_many(parts["run"], plan.runs)) for who, parts in workers.items()}
         for times_of in found.values():
@@ -83,6 +90,18 @@ class _Ours:
 
     def parts(self) -> dict[str, Work]:
         return {"sandbox": self._sandbox, "run": self._run, "session": self._session}
+
+    async def rest(self) -> None:
+        """Returns when no sandbox was made ahead for a while."""
+        offer = self._runtime.app.backends.default
+        if offer is None or not hasattr(offer.backend, "stats"):
+            return  # it makes none ahead
+        told, until = await offer.backend.stats(), time.monotonic() + _MOST_REST_S
+        since = time.monotonic()
+        while time.monotonic() < min(since + _REST_S, until):
+            await asyncio.sleep(_LOOK_S)
+            before, told = told, await offer.backend.stats()
+            since = since if told == before else time.monotonic()
 
     async def _sandbox(self) -> None:
         offer = self._runtime.app.backends.default

@@ -10,7 +10,7 @@ from typing import Any
 
 BEGIN, END = "<!-- measured: python -m bench backends writes this part -->", "<!-- the end of what was measured -->"
 ADDED_MS, ADDED_SHARE = 30.0, 0.2
-"""A sandbox may cost so much more than its component used bare, or this share of it."""
+"""Each part may cost so much more than with its component used bare, or this share of it."""
 _PARTS = ("sandbox", "run", "session", "runs")
 _MOST_REASONS = 12
 
@@ -60,33 +60,42 @@ def _programs(found: Mapping[str, Any]) -> str:
 
 
 def _costs(shown: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
-    measured = [(name, found["cost"]["seconds"], found) for name, found in shown if "seconds" in found.get("cost", {})]
-    sandbox = "sandbox: of native | of bare | it adds"
-    counts = {found["cost"]["runs"] for _, _, found in measured}
+    measured = [(name, found) for name, found in shown if "seconds" in found.get("cost", {})]
+    counts = {found["cost"]["runs"] for _, found in measured}
     many = f"{counts.pop()} runs" if len(counts) == 1 else "many runs"
-    more = " | ".join(f"{part}: of native | of bare" for part in ("run", "session", many))
-    yield f"| isolation | used bare | {sandbox} | {more} |"
-    yield f"|{' --- |' * 11}"
-    for name, seconds, found in measured:
+    titles = " | ".join(f"{part}: of native | of bare, added" for part in ("sandbox", "run", "session", many))
+    yield f"| isolation | used bare | {titles} |"
+    yield f"|{' --- |' * 10}"
+    for name, found in measured:
         cells = [f"`{name}`", found.get("bare", "") or "-"]
         for part in _PARTS:
-            ours, native, bare = (seconds[part].get(who) for who in ("ours", "native", "bare"))
-            cells += [f"{ours / native:.1f}", f"{ours / bare:.2f}" if bare else "-"]
-            if part == "sandbox":
-                cells.append("-" if not bare else f"{(ours - bare) * 1000:+.0f} ms{_mark(ours, bare)}")
+            seconds = found["cost"]["seconds"][part]
+            cells += [f"{seconds['ours'] / seconds['native']:.1f}", _beside_bare(found["cost"], part)]
         yield f"| {' | '.join(cells)} |"
 
 
-def _mark(ours: float, bare: float) -> str:
-    return " (above)" if (ours - bare) * 1000 > max(ADDED_MS, ADDED_SHARE * bare * 1000) else ""
+def _beside_bare(cost: Mapping[str, Any], part: str) -> str:
+    ours, bare = _each(cost, part)
+    if not bare:
+        return "-"
+    return f"{ours / bare:.2f}, {ours - bare:+.0f} ms{' (above)' if _is_above(ours, bare) else ''}"
+
+
+def _each(cost: Mapping[str, Any], part: str) -> tuple[float, float]:
+    """Returns milliseconds of ours and of the bare component, of many runs for each of them; 0 without the latter."""
+    seconds, count = cost["seconds"][part], cost["runs"] if part == "runs" else 1
+    return seconds["ours"] * 1000 / count, seconds.get("bare", 0.0) * 1000 / count
+
+
+def _is_above(ours: float, bare: float) -> bool:
+    return ours - bare > max(ADDED_MS, ADDED_SHARE * bare)
 
 
 def _above(name: str, cost: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields the parts that cost more than they may, with the reason."""
-    for part, seconds in cost.get("seconds", {}).items():
-        each = cost["runs"] if part == "runs" else 1
-        ours, bare = seconds["ours"], seconds.get("bare")
-        if bare and _mark(ours / each, bare / each):
+    for part in cost.get("seconds", {}):
+        ours, bare = _each(cost, part)
+        if bare and _is_above(ours, bare):
             title = f"Cost of {'many runs' if part == 'runs' else f'a {part}'}"
             yield title, _explained(f"{ours / bare:.2f} of the bare component", name, "cost", part)
 

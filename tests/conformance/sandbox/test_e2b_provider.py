@@ -14,7 +14,7 @@ import pytest
 from skillyard.config.backends import E2bSettings
 from skillyard.domain.errors import InvalidInput, ProtectionMissing, SandboxFault, SandboxGone
 from skillyard.domain.sandbox.content import Content
-from skillyard.domain.sandbox.spec import Argv, EnvironmentRef, Owner, SandboxSpec, Stream
+from skillyard.domain.sandbox.spec import Argv, EnvironmentRef, Mount, Owner, SandboxSpec, Stream
 from skillyard.domain.secret import EVERYBODY, Delivery, Secret
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Outcome
@@ -141,6 +141,25 @@ async def test_what_a_template_brings_along_is_not_uploaded(provider: StandIn, t
     assert provider.asked().count("POST /files") == 0, "the order goes to the stage by its standard input"
     await backend.destroy(sandbox.handle)
     await backend.close()
+
+
+@pytest.mark.parametrize(("size", "uploads"), [(1000, 0), (600_000, 1)])
+async def test_a_sandbox_takes_few_requests(size: int, uploads: int, provider: StandIn, tmp_path: Path) -> None:
+    (tmp_path / "shown").write_bytes(b"x" * size)
+    settings = provider.settings.model_copy(update={"template": "baked"})
+    backend = E2bBackend(tmp_path / "e2b", settings, e2b_ground.key)
+    assert (await backend.probe()).ready
+    provider.fail()
+    mount = Mount(Content("c" * 64, tmp_path / "shown"), "/skills/shown")
+    sandbox = await backend.create(replace(SPEC, single=True, owner=Owner.RUN, mounts=(mount,)), "one")
+    process = await sandbox.start(Argv(("sh", "-c", f"test $(wc -c </skills/shown) = {size}")), id="x")
+    assert (await process.wait()).code == 0
+    await backend.destroy(sandbox.handle)
+    await backend.close()
+    asked = provider.asked()
+    assert asked.count("POST /files") == uploads, "little content goes behind the order"
+    assert asked.count("POST /process.Process/SendInput") == 2, "the proof goes with the first program"
+    assert len(asked) == 6 + uploads, asked
 
 
 async def test_a_creation_whose_answer_is_lost_makes_one_machine(provider: StandIn, tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
-"""The order for a stage and the archive of content that a machine lacks."""
+"""The order for a stage and the content that a machine lacks."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import resource
-import tarfile
+import stat
+import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -15,29 +17,64 @@ from skillyard.domain.errors import SandboxFault
 from skillyard.domain.sandbox.content import Content, HostDirectory
 from skillyard.domain.sandbox.spec import EnvironmentRef, Mount, Owner, SandboxSpec
 from skillyard.domain.work.limits import Limits
+from skillyard.sandbox.e2b import stage
 from skillyard.sandbox.e2b.lifetime import MARGIN_S, span
 from skillyard.sandbox.e2b.order import lacking, order, pack
+from skillyard.sandbox.guest_argv import guest_bundle
 
 
-def test_an_archive_has_plain_members_of_root_that_everybody_reads(tmp_path: Path) -> None:
-    tree = tmp_path / "tree"
+def _unpacked(packed: IO[bytes], into: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the stage unpack content below a directory."""
+    packed.seek(0)
+    (into / "guest.pyz").write_bytes(guest_bundle())
+    (into / "content").mkdir()
+    monkeypatch.setattr(stage, "AGENT", str(into / "guest.pyz"))
+    monkeypatch.setattr(stage, "CONTENT", str(into / "content"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    stage.unpack(packed.fileno())
+
+
+def test_content_comes_whole_and_is_readable_by_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, machine = tmp_path / "tree", tmp_path / "machine"
     (tree / "sub").mkdir(parents=True)
+    machine.mkdir()
     (tree / "sub" / "run.sh").write_text("#!/bin/sh\n")
     (tree / "sub" / "run.sh").chmod(0o6700)
+    os.utime(tree / "sub" / "run.sh", (1_000_000_000, 1_000_000_000))
     (tree / "link").symlink_to("sub/run.sh")
+    (tree / "large").write_bytes(bytes(range(256)) * 16_384)
+    (tree / "empty").touch()
     os.mkfifo(tree / "pipe")
     (tmp_path / "file").write_text("one")
-    packed = io.BytesIO()
-    pack({"a" * 64: tree, "b" * 64: tmp_path / "file"}, packed)
-    packed.seek(0)
-    with tarfile.open(fileobj=packed) as archive:
-        found = {one.name: one for one in archive.getmembers()}
-    name = "a" * 64
-    assert set(found) == {name, f"{name}/sub", f"{name}/sub/run.sh", f"{name}/link", "b" * 64}
-    assert {one.uid for one in found.values()} == {0}
-    assert found[f"{name}/sub/run.sh"].mode == 0o555
-    assert found["b" * 64].mode == 0o444
-    assert found[f"{name}/link"].linkname == "sub/run.sh"
+    with (tmp_path / "packed").open("w+b") as packed:
+        pack({"a" * 64: tree, "b" * 64: tmp_path / "file"}, packed)
+        _unpacked(packed, machine, monkeypatch)
+        assert packed.read() == b""
+    found = machine / "content" / ("a" * 64)
+    assert {child.name for child in found.iterdir()} == {"sub", "link", "large", "empty"}
+    assert (found / "large").read_bytes() == bytes(range(256)) * 16_384
+    assert (found / "link").readlink() == Path("sub/run.sh")
+    told = (found / "sub" / "run.sh").stat()
+    assert (stat.S_IMODE(told.st_mode), told.st_mtime) == (0o555, 1_000_000_000)
+    assert (machine / "content" / ("b" * 64)).read_text() == "one"
+    assert stat.S_IMODE((machine / "content" / ("b" * 64)).stat().st_mode) == 0o444
+
+
+@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x"])
+def test_content_that_leads_elsewhere_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = json.dumps([[name, stage.FILE, 0, 0]]).encode()
+    with (tmp_path / "packed").open("w+b") as packed:
+        packed.write(b"%08x" % len(index) + index)
+        with pytest.raises(ValueError, match="leads elsewhere"):
+            _unpacked(packed, tmp_path, monkeypatch)
+
+
+def test_content_that_does_not_come_whole_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = json.dumps([["a", stage.FILE, 5, 0]]).encode()
+    with (tmp_path / "packed").open("w+b") as packed:
+        packed.write(b"%08x" % len(index) + index + b"four")
+        with pytest.raises(ValueError, match="whole"):
+            _unpacked(packed, tmp_path, monkeypatch)
 
 
 def test_content_that_is_missing_is_a_fault(tmp_path: Path) -> None:

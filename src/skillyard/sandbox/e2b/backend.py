@@ -25,7 +25,7 @@ from skillyard.sandbox.e2b import alone, stage
 from skillyard.sandbox.e2b.account import MEND, checked, fit, groups_of, told_by
 from skillyard.sandbox.e2b.channel import CommandChannel
 from skillyard.sandbox.e2b.lifetime import span
-from skillyard.sandbox.e2b.order import ARCHIVE, lacking, order, pack
+from skillyard.sandbox.e2b.order import lacking, order, pack
 from skillyard.sandbox.e2b.probe import LOOK, NAME, WITHOUT, absent, judge
 from skillyard.sandbox.e2b.provider import ROOT, KeyStore, Provider
 from skillyard.sandbox.e2b.remote import (
@@ -38,8 +38,8 @@ from skillyard.sandbox.e2b.remote import (
     RemoteBackend,
     RemoteSandbox,
 )
-from skillyard.sandbox.e2b.template import guest_name, stage_source
-from skillyard.sandbox.guest_argv import bytecode, guest_bundle
+from skillyard.sandbox.e2b.template import guest_name, stage_bytecode, stage_source
+from skillyard.sandbox.guest_argv import guest_bundle
 from skillyard.sandbox.native.probe import look_inside
 from skillyard.sandbox.registry import Kind, Place
 from skillyard.threads import to_its_end
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 _INTERPRETER = "interpreter"
 _LOOK_EVERY_S = 60.0
 _TRIES = 3
+_BEHIND = 256 * 1024
+"""Bytes of content that come behind the order: more is uploaded, in a request of its own."""
 _LOOK_LIMITS = Limits(memory_mb=64, cpus=0.5, pids=32, disk_mb=16, timeout_ms=30_000)
 _CHANNEL = (
     f"p={stage.ROOT}/channel.pid; q=$(cat $p 2>/dev/null); "
@@ -163,7 +165,7 @@ class E2bBackend(RemoteBackend["AsyncSandbox"]):
         guest = f"{stage.BAKED}/guests/{guest_name()}.pyz"
         fit(spec, template, known)
         uploads: dict[str, bytes] = {}
-        script, compiled = stage_source(), bytecode("stage.py", stage_source())
+        script, compiled = stage_source(), stage_bytecode()
         ours = known["python"] == [*sys.version_info[:2]]  # it need not be compiled there
         if ours and known["compiled"] == hashlib.sha256(compiled).hexdigest():
             source = f"{stage.BAKED}/stage.pyc"
@@ -177,12 +179,16 @@ class E2bBackend(RemoteBackend["AsyncSandbox"]):
         if guest_name() not in known["guests"]:
             guest = f"{stage.ROOT}/{guest_name()}.pyz"
             uploads[guest] = guest_bundle()
-        given = order(spec, key.hex(), guest, int(known["processors"]))
+        given, archive = order(spec, key.hex(), guest, int(known["processors"])), b""
         if content := lacking(spec, frozenset(known["content"])):
             with tempfile.TemporaryFile() as packed:
                 await to_its_end(pack, content, packed)
+                given["archive"] = packed.tell() <= _BEHIND
                 packed.seek(0)
-                await self._upload(machine, ARCHIVE, packed)
+                if given["archive"]:
+                    archive = packed.read()
+                else:
+                    await self._upload(machine, stage.ARCHIVE, packed)
         await asyncio.gather(*(self._upload(machine, path, data) for path, data in uploads.items()))
         command = f"exec python3 -I -S {source} start {guest}"
         channel = await CommandChannel.open(self._provider, machine, command, self._ends(machine))
@@ -196,7 +202,7 @@ class E2bBackend(RemoteBackend["AsyncSandbox"]):
 
         # The agent's first words follow in the same request.
         said = json.dumps(given).encode()
-        channel.write(b"%08x" % len(said) + said)
+        channel.write(b"%08x" % len(said) + said + archive)
         channel.opens_with(told)
         return channel
 

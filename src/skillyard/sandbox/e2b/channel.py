@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 _PIECES = 64
 """Pieces of output that wait to be read. The stream of the command stands still meanwhile."""
 _BATCH = 1 << 20
-_GATHERS_S = 0.002
-"""How long input waits for more of it."""
 _HIGH = 1 << 20
 """Bytes of input that wait before a writer does."""
 _LINE = 64 * 1024
@@ -165,7 +163,7 @@ class CommandChannel:
         while self._failure is None:
             if not self._waiting:
                 await self._change()
-                await asyncio.sleep(_GATHERS_S)
+                await asyncio.sleep(0)  # what others write in this turn goes with it
                 continue
             batch = bytes(self._waiting[:_BATCH])
             try:

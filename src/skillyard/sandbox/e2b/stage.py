@@ -9,8 +9,9 @@ This file is sent as it is, so it imports the standard library and the agent's o
     python3 -I -S stage.py start GUEST   make the sandbox that standard input describes and tell so in one line; then
                                          be the end of the first channel to its agent. GUEST is the file of its guest
 
-The description is JSON behind its length, which has eight hexadecimal digits. Every start of a sandbox waits for these
-imports, so there are few: of the standard library those that are written in C, and the agent's own reader of JSON.
+The description is JSON behind its length, which has eight hexadecimal digits; content may follow. Every start of a
+sandbox waits for these imports, so there are few: of the standard library those that are written in C, and the agent's
+own reader of JSON.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ ROOT = "/run/skillyard"
 BAKED = "/opt/skillyard"
 """Everything of ours that a template brings along."""
 SOCKET = f"{ROOT}/agent.sock"
+ARCHIVE, CONTENT = f"{ROOT}/archive", f"{ROOT}/content"
+"""Content as it was uploaded, and unpacked."""
+DIRECTORY, LINK, FILE, PROGRAM = "dlfx"
+"""Kinds in the index of content."""
 AGENT = f"{ROOT}/guest.pyz"
 """The guest of the agent that runs, whatever this file is later."""
 PLACES = {"workspace": "/workspace", "tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108 - of the sandbox
@@ -80,12 +85,12 @@ def _encoded(told: dict[str, Any], arguments: list[str]) -> bytes:
     return json.dumps(told).encode()
 
 
-def _read(size: int) -> bytes:
+def _read(size: int, source: int = 0) -> bytearray:
     """Returns so many bytes of standard input, and leaves those behind them. Raises ValueError at its end."""
-    found = b""
+    found = bytearray()
     while len(found) < size:
-        if not (piece := os.read(0, size - len(found))):
-            raise ValueError("the order did not come whole")
+        if not (piece := os.read(source, size - len(found))):
+            raise ValueError("the order or its content did not come whole")
         found += piece
     return found
 
@@ -152,35 +157,61 @@ def made(order: dict[str, Any]) -> dict[str, Any]:
     if order["filters"].get(os.uname().machine) is None:
         raise ValueError(f"no filter of system calls is known for {os.uname().machine}")
     os.makedirs(ROOT, 0o755, exist_ok=True)
-    _unpack(order)
     os.symlink(order["guest"], AGENT)
+    _unpack(order)
     groups = _group(order["group"])
     _make_places(order)
     return {"pid": _launch(order, groups), "groups": sorted(groups)}
 
 
 def _unpack(order: dict[str, Any]) -> None:
-    """Unpacks what was uploaded: each below the digest of its content."""
-    archive, into = f"{ROOT}/content.tar", f"{ROOT}/content"
-    os.makedirs(into, 0o755, exist_ok=True)
-    if os.path.exists(archive):
-        import tarfile  # most sandboxes do not wait for it
-
-        try:
-            with tarfile.open(archive) as packed:
-                if hasattr(tarfile, "data_filter"):
-                    packed.extraction_filter = staticmethod(tarfile.tar_filter)
-                packed.extractall(into)  # noqa: S202 - it is made by our server, of content that was checked
-        except tarfile.TarError as error:
-            raise ValueError(f"the content is damaged: {error}") from None
-        os.unlink(archive)
+    """Unpacks the content that came behind the order, or was uploaded: each below the digest of it."""
+    os.makedirs(CONTENT, 0o755, exist_ok=True)
+    if order.get("archive"):
+        unpack(0)
+    elif os.path.exists(ARCHIVE):
+        archive = os.open(ARCHIVE, os.O_RDONLY)
+        unpack(archive)
+        os.close(archive)
+        os.unlink(ARCHIVE)
     for source, *_ in order["mounts"]:
         _content(source)
 
 
+def unpack(source: int) -> None:
+    """Unpacks what a descriptor gives, as our server packed it. Raises ValueError.
+
+    The library for archives takes longer to load than most content to unpack.
+    """
+    index = inside(AGENT, "jsontext").decode(_read(int(_read(_HEAD, source), 16), source))
+    for name, kind, *told in index:
+        if name.startswith("/") or ".." in name.split("/"):
+            raise ValueError("content leads elsewhere")
+        path = f"{CONTENT}/{name}"
+        if kind == DIRECTORY:
+            os.mkdir(path)
+            os.chmod(path, 0o755)  # noqa: S103 - all of a sandbox may look into it
+        elif kind == LINK:
+            os.symlink(told[0], path)
+        else:
+            _take_file(source, path, 0o555 if kind == PROGRAM else 0o444, *told)
+
+
+def _take_file(source: int, path: str, mode: int, size: int, changed: int) -> None:
+    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW)
+    while size:
+        data = memoryview(_read(min(size, _MIB), source))
+        size -= len(data)
+        while data:
+            data = data[os.write(file, data) :]
+    os.fchmod(file, mode)
+    os.utime(file, (changed, changed))  # which bytecode remembers of its source
+    os.close(file)
+
+
 def _content(name: str) -> str:
     """Returns the place of a content. Raises ValueError where it did not come."""
-    for place in (f"{BAKED}/content/{name}", f"{ROOT}/content/{name}"):
+    for place in (f"{BAKED}/content/{name}", f"{CONTENT}/{name}"):
         if os.path.exists(place):
             return place
     raise ValueError(f"the content {name} did not come")

@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -34,14 +35,22 @@ python3 -I -S {baked}/guests/{guest}.pyz agent 2>/dev/null || [ $? = 64 ]
 """
 
 
+@cache
 def guest_name() -> str:
     """Returns the name of this release's guest, by its content."""
     return hashlib.sha256(guest_bundle()).hexdigest()[:32]
 
 
+@cache
 def stage_source() -> bytes:
     """Returns the stage as it runs in a machine."""
     return (resources.files("skillyard.sandbox.e2b") / "stage.py").read_bytes()
+
+
+@cache
+def stage_bytecode() -> bytes:
+    """Returns the stage as it runs in a machine with this server's version of Python."""
+    return bytecode("stage.py", stage_source())
 
 
 def write_template(directory: Path, base: str, packages: Mapping[str, Path]) -> list[Path]:
@@ -63,7 +72,7 @@ def write_template(directory: Path, base: str, packages: Mapping[str, Path]) -> 
         ).encode(),
         directory / START: _START.format(root=stage.ROOT, baked=stage.BAKED, guest=guest).encode(),
         context / "stage.py": stage_source(),
-        context / "stage.pyc": bytecode("stage.py", stage_source()),
+        context / "stage.pyc": stage_bytecode(),
         context / "guests" / f"{guest}.pyz": guest_bundle(),
     }
     for path, data in files.items():

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import io
 import os
 import select
 import sys
@@ -40,7 +39,6 @@ def main() -> NoReturn:
     """Serves one sandbox, and ends the machine with it."""
     try:
         order = _order()
-        _content(int(order["archive"]))
         told = stage.made(order) | stage.machine()
         agent = os.pidfd_open(told["pid"])
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended children are nobody's
@@ -65,33 +63,6 @@ def _order() -> dict[str, Any]:
     if not isinstance(order, dict):
         raise ValueError("not an order")
     return order
-
-
-def _content(size: int) -> None:
-    """Unpacks the content as it comes: each below the digest of it."""
-    if not size:
-        return
-    into = f"{stage.ROOT}/content"
-    os.makedirs(into, 0o755, exist_ok=True)
-    import tarfile  # most sandboxes do not wait for it
-
-    with os.fdopen(os.dup(0), "rb") as source, tarfile.open(fileobj=_Bounded(source, size), mode="r|") as packed:
-        if hasattr(tarfile, "data_filter"):
-            packed.extraction_filter = staticmethod(tarfile.tar_filter)
-        packed.extractall(into)  # noqa: S202 - it is made by our server, of content that was checked
-
-
-class _Bounded(io.RawIOBase):
-    """The next bytes of a stream, and no more."""
-
-    def __init__(self, source: Any, size: int) -> None:
-        super().__init__()
-        self._source, self._left = source, size
-
-    def read(self, most: int = -1) -> bytes:
-        data: bytes = self._source.read(min(most, self._left))
-        self._left -= len(data)
-        return data
 
 
 def _tell(value: dict[str, Any]) -> None:
