@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import resource
-import tarfile
+import stat
 from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import IO, Any
@@ -14,14 +15,15 @@ from skillyard.domain.sandbox.content import Content, HostDirectory
 from skillyard.domain.sandbox.spec import Owner, SandboxSpec
 from skillyard.guest.command import START
 from skillyard.sandbox.content import bound
-from skillyard.sandbox.e2b import stage
+from skillyard.sandbox.e2b.stage import DIRECTORY, FILE, LINK, PROGRAM
 from skillyard.sandbox.native.inside.walls import HOSTNAME, MASKED_DIRECTORIES, MASKED_FILES
 from skillyard.sandbox.oci import calls, container
 
 UID = 65_532
 LEASE_S = 60.0
 """How long programs that belong to a server outlive it; longer than on a host, as the way to a provider is longer."""
-ARCHIVE = f"{stage.ROOT}/content.tar"
+_FILES = (FILE, PROGRAM)
+_PIECE = 1 << 20
 _STACK = 8 << 20
 SPARE = 2
 """Processes of ours: the agent, and a program that makes others or a worker for files."""
@@ -79,12 +81,21 @@ def lacking(spec: SandboxSpec, baked: Set[str]) -> dict[str, Path]:
 
 
 def pack(content: dict[str, Path], into: IO[bytes]) -> None:
-    """Writes a tar archive with each content below its name. Raises SandboxFault for one that is missing."""
+    """Writes content for the stage: an index behind its length, then the bytes of files.
+
+    Everything is root's and readable by everybody; sockets, pipes and devices are left out. Raises SandboxFault for
+    content that is missing.
+    """
     try:
-        with tarfile.open(fileobj=into, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            for name, path in content.items():
-                for member, source in _members(name, path):
-                    archive.add(source, member, recursive=False, filter=_plain)
+        members = [(name, source, entry) for name, path in content.items() for name, source in _members(name, path)
+                   if (entry := _entry(name, source))]  # fmt: skip
+        index = json.dumps([entry for _, _, entry in members]).encode()
+        into.write(b"%08x" % len(index) + index)
+        for name, source, (_, kind, *told) in members:
+            if kind in _FILES:
+                with source.open("rb") as file:
+                    if _copied(file, into, told[0]) < told[0]:
+                        raise SandboxFault(f"the source {name} became shorter meanwhile")
     except OSError as error:
         raise SandboxFault(f"the source {error.filename} cannot be read: {error.strerror}") from None
 
@@ -96,11 +107,20 @@ def _members(name: str, path: Path) -> Iterator[tuple[str, Path]]:
             yield f"{name}/{child.relative_to(path)}", child
 
 
-def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Gives a member to root, readable by everybody; sockets, pipes and devices are left out."""
-    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-        return None
-    member.uid = member.gid = 0
-    member.uname = member.gname = "root"
-    member.mode = 0o555 if member.isdir() or member.mode & 0o111 else 0o444
-    return member
+def _entry(name: str, source: Path) -> list[Any]:
+    """Returns the name and the kind; of a link its target, of a file its size and time. Empty for what is left out."""
+    info = source.lstat()
+    if stat.S_ISDIR(info.st_mode):
+        return [name, DIRECTORY]
+    if stat.S_ISLNK(info.st_mode):
+        return [name, LINK, str(source.readlink())]
+    kind = _FILES[bool(info.st_mode & 0o111)]
+    return [name, kind, info.st_size, int(info.st_mtime)] if stat.S_ISREG(info.st_mode) else []
+
+
+def _copied(file: IO[bytes], into: IO[bytes], size: int) -> int:
+    """Returns how many of the first ``size`` bytes there were."""
+    copied = 0
+    while data := file.read(min(_PIECE, size - copied)):
+        copied += into.write(data)
+    return copied

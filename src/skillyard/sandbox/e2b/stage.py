@@ -165,7 +165,7 @@ def made(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unpack(order: dict[str, Any]) -> None:
-    """Unpacks the content that came behind the order, or was uploaded: each below the digest of it."""
+    """Unpacks content that came behind the order, or was uploaded: each below its digest."""
     os.makedirs(CONTENT, 0o755, exist_ok=True)
     if order.get("archive"):
         unpack(0)
