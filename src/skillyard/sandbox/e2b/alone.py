@@ -14,7 +14,6 @@ import shlex
 import zlib
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import InvalidInput
@@ -24,6 +23,7 @@ from skillyard.sandbox.e2b.account import checked, told_by
 from skillyard.sandbox.e2b.channel import CommandChannel
 from skillyard.sandbox.e2b.order import SPARE, order
 from skillyard.sandbox.e2b.provider import ROOT, Provider
+from skillyard.sandbox.e2b.template import program
 from skillyard.sandbox.guest_argv import guest_bundle
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ async def _opened(
     guest: bytes = b"",
 ) -> CommandChannel:
     channel = await CommandChannel.open(provider, machine, _COMMAND, is_over, user=None, envs=_HOME)
-    for block in (_stage(), json.dumps(given).encode(), *([guest] if guest else [])):
+    for block in (program("one_user.py"), json.dumps(given).encode(), *([guest] if guest else [])):
         channel.write(b"%08x" % len(block) + block)
     return channel
 
@@ -112,8 +112,3 @@ def _socket(key: bytes) -> str:
 @cache
 def _guest() -> bytes:
     return zlib.compress(guest_bundle(), 6)
-
-
-@cache
-def _stage() -> bytes:
-    return (resources.files("skillyard.sandbox.e2b") / "one_user.py").read_bytes()

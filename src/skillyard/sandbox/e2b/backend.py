@@ -47,7 +47,6 @@ from skillyard.threads import to_its_end
 if TYPE_CHECKING:
     from e2b import AsyncSandbox
 
-_INTERPRETER = "interpreter"
 _LOOK_EVERY_S = 60.0
 _TRIES = 3
 _BEHIND = 256 * 1024
@@ -102,13 +101,12 @@ class E2bBackend(RemoteBackend["AsyncSandbox"]):
             egress = await sandbox.way_out.look(sandbox, Level.PROVIDER)
         finally:
             await self.destroy(sandbox.handle)
-        if template in self._machines:
-            self._machines[template] = {**self._machines[template], _INTERPRETER: seen.get(_INTERPRETER)}
         return seen, egress
 
     async def _interpreter(self, of: str) -> object:
-        known = self._machines.get(of, {})
-        return (known if _INTERPRETER in known else (await self._looked_at(of))[0]).get(_INTERPRETER)
+        if of not in self._machines:
+            await self._looked_at(of)
+        return self._machines.get(of, {}).get("interpreter")
 
     async def _fit(self, spec: SandboxSpec, probe: Probe) -> str:  # noqa: ARG002 - one template's probe is every one's
         ours = self._settings

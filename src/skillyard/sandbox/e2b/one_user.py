@@ -20,6 +20,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from typing import Any
+
+    from skillyard.domain.package.platforms import interpreter  # its text is put into this one
 else:
     import _socket as socket
 
@@ -48,7 +50,7 @@ def main() -> int:
     try:
         order = json.loads(_block())
         if order["op"] == "look":
-            _say(json.dumps(machine()))
+            _say(json.dumps(machine() | {"interpreter": interpreter()}))
             return 0
         _be_undumpable()
         if order["op"] == "start":

@@ -23,6 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from typing import Any
+
+    from skillyard.domain.package.platforms import interpreter  # its text is put into this one
 else:
     import _socket as socket
 
@@ -57,7 +59,7 @@ def main(arguments: list[str]) -> int:
     """Returns the exit status. A failure is told as ``{"error": …}``."""
     try:
         if arguments == ["look"]:
-            told = machine()
+            told = machine() | {"interpreter": interpreter()}
         elif arguments[:1] == ["start"] and len(arguments) == 2:
             told = made(inside(arguments[1], "jsontext").decode(_read(int(_read(_HEAD), 16))))
         else:

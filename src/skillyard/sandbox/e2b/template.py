@@ -8,9 +8,11 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
+from inspect import getsource
 from pathlib import Path
 
 from skillyard.domain.errors import InvalidInput
+from skillyard.domain.package.platforms import interpreter
 from skillyard.sandbox.e2b import stage
 from skillyard.sandbox.guest_argv import bytecode, guest_bundle
 
@@ -44,7 +46,15 @@ def guest_name() -> str:
 @cache
 def stage_source() -> bytes:
     """Returns the stage as it runs in a machine."""
-    return (resources.files("skillyard.sandbox.e2b") / "stage.py").read_bytes()
+    return program("stage.py")
+
+
+@cache
+def program(name: str) -> bytes:
+    """Returns a program of this package that can tell of its interpreter."""
+    text = (resources.files("skillyard.sandbox.e2b") / name).read_text("utf-8")
+    head, guard, end = text.rpartition("\n\nif __name__")
+    return f"{head}\n\n{getsource(interpreter)}{guard}{end}".encode()
 
 
 @cache

@@ -13,12 +13,14 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib import resources
+from inspect import getsource
 from pathlib import Path
 from typing import IO, Any
 
 from skillyard.config.backends import OpenSandboxSettings
 from skillyard.domain.errors import BackendAway, SandboxFault, SkillyardError, shown
 from skillyard.domain.foreign_json import BadJson, parse_json
+from skillyard.domain.package.platforms import interpreter
 from skillyard.domain.sandbox.guarantees import Level, Nature, Probe
 from skillyard.domain.sandbox.image import check_image, is_by_digest
 from skillyard.domain.sandbox.spec import SandboxSpec
@@ -37,7 +39,6 @@ from skillyard.sandbox.opensandbox.server import Order, Server, packed, unpacked
 from skillyard.sandbox.registry import Kind, Place
 from skillyard.threads import to_its_end
 
-_INTERPRETER = "interpreter"
 _KEY_DIGEST = "skillyard.key-digest"
 _SOON_S = 0.01
 _LOOK_LIMITS = Limits(memory_mb=96, cpus=0.5, pids=64, disk_mb=16, timeout_ms=30_000)
@@ -96,7 +97,7 @@ class OpenSandboxBackend(RemoteBackend[str]):
                 egress = await sandbox.way_out.look(sandbox, Level.PROVIDER)
             finally:
                 await self.destroy(sandbox.handle)
-            inside = self._images[image] = {**self._images[image], _INTERPRETER: seen.get("interpreter")}
+            inside = self._images[image]
             wanted = {
                 "memory": str(memory(_LOOK_LIMITS)),
                 "cpus": str(min(_LOOK_LIMITS.cpus, float(inside["processors"]))),
@@ -123,7 +124,7 @@ class OpenSandboxBackend(RemoteBackend[str]):
         image = self.image_of(spec)
         if image not in (self._settings.image, *self._settings.images.values()):
             check_image("image", image)
-        if _INTERPRETER not in self._images.get(image, {}):
+        if image not in self._images:
             found = await self._looked(image)
             if not found.ready:
                 raise SandboxFault(f"the image '{image}' cannot be used: {found.facts.get('why', '')}")
@@ -133,7 +134,7 @@ class OpenSandboxBackend(RemoteBackend[str]):
         return image
 
     async def _interpreter(self, of: str) -> object:
-        return self._images[of].get(_INTERPRETER)
+        return self._images[of]["interpreter"]
 
     async def _new(self, spec: SandboxSpec, of: str, metadata: Mapping[str, str], ttl_s: int) -> str:
         return await self._server.create(
@@ -184,11 +185,11 @@ class OpenSandboxBackend(RemoteBackend[str]):
                 await to_its_end(pack, content, archive)
             files: dict[str, bytes | IO[bytes]] = {"guest": guest_bundle(), **({"content": archive} if content else {})}
             await asyncio.gather(*(entered.upload(name, data) for name, data in files.items()))
-        given = json.dumps(order(spec, self.agent_key(nonce).hex()) | {"maker": _source("maker.py")}).encode()
+        given = json.dumps(
+            order(spec, self.agent_key(nonce).hex()) | {"maker": _source("maker.py") + getsource(interpreter)}
+        ).encode()
         status, said = await entered.ask("POST", "start", given)
-        told, before = _checked(status, said), self._images.get(image, {})
-        same = all(before.get(name) == told[name] for name in ("python", "machine"))
-        self._images[image] = {**before, **told} if same else told
+        self._images[image] = _checked(status, said)
 
     async def _door(self, handle: str, nonce: str) -> Door:
         """Returns the door of a sandbox. Raises SandboxGone, SandboxFault."""
@@ -271,7 +272,7 @@ def _checked(status: int, said: bytes) -> Mapping[str, Any]:
     match told:
         case {
             "root": bool(root), "machine": str(), "python": [int(), int()], "packages": str(),
-            "processors": int(), "spaces": dict(),
+            "processors": int(), "spaces": dict(), "interpreter": str(),
         }:  # fmt: skip
             if not root:
                 raise SandboxFault(f"the image runs as a user without rights; our agent needs root there; {_MEND}")

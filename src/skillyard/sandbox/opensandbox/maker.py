@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
     from typing import Any
+
+    from skillyard.domain.package.platforms import interpreter  # its text comes behind this one
 else:
     import _signal as signal
 
@@ -102,6 +104,7 @@ def _facts(packages: str) -> dict[str, Any]:
         "machine": os.uname().machine,
         "python": list(sys.version_info[:2]),
         "packages": packages,
+        "interpreter": interpreter(),
         "processors": len(os.sched_getaffinity(0)),
         "spaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")},
     }
