@@ -13,6 +13,7 @@ import pytest
 
 from skillyard.config.backends import E2bSettings
 from skillyard.domain.errors import InvalidInput, ProtectionMissing, SandboxFault, SandboxGone
+from skillyard.domain.package.platforms import Platform
 from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import Argv, EnvironmentRef, Mount, Owner, SandboxSpec, Stream
 from skillyard.domain.secret import EVERYBODY, Delivery, Secret
@@ -183,6 +184,19 @@ async def test_more_memory_than_machines_have_is_refused_by_name(backend: E2bBac
     spec = SandboxSpec(limits=Limits(memory_mb=1 << 20), allow_degraded=WITHOUT)
     with pytest.raises(InvalidInput, match=r"limits.memory_mb: machines of the template 'base' have \d+ MiB"):
         await backend.create(spec, "one")
+
+
+async def test_a_template_that_nobody_used_tells_of_its_python(backend: E2bBackend, provider: StandIn) -> None:
+    spec = replace(
+        SPEC, image="other", environment=EnvironmentRef(packages=Content("0" * 64, Path("/usr/lib/python3")))
+    )
+    assert await backend.platform_of(spec) is None
+    with pytest.raises(
+        InvalidInput, match=r"its packages are for Python 3\.1 on x86_64 with musl, and the sandbox has"
+    ):
+        foreign = replace(spec.environment, platform=Platform("3.1", "x86_64", 0))
+        await backend.create(replace(spec, environment=foreign), "foreign")
+    assert provider.machines() == {}
 
 
 async def test_a_network_is_refused_without_a_gate(backend: E2bBackend) -> None:

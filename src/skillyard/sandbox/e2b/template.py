@@ -17,7 +17,7 @@ from skillyard.sandbox.e2b import stage
 from skillyard.sandbox.guest_argv import bytecode, guest_bundle
 
 BASE = f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim-bookworm"
-"""Packages of a run are for the server's own version of Python."""
+"""With this server's Python a template shares packages with other isolations, and they are compiled ahead."""
 DOCKERFILE, START, CONTEXT = "e2b.Dockerfile", "start.sh", "skillyard"
 _PACKAGES = "bash ca-certificates procps"
 _TEXT = """\

@@ -134,7 +134,7 @@ class OpenSandboxBackend(RemoteBackend[str]):
         return image
 
     async def _interpreter(self, of: str) -> object:
-        return self._images[of]["interpreter"]
+        return self._images.get(of, {}).get("interpreter")
 
     async def _new(self, spec: SandboxSpec, of: str, metadata: Mapping[str, str], ttl_s: int) -> str:
         return await self._server.create(
