@@ -375,11 +375,11 @@ CLOSING_RULES = ()
         ("poisoning-descriptors",),
         {INSIDE: """
 _plain_init = Init.__init__
-def _with_zygotes(self, *args):
+def _with_zygotes(self, *args, **options):
     opened = os.open
     os.open = lambda *given: os.dup(0) if given[0] == "/dev/null" else opened(*given)
     try:
-        _plain_init(self, *args)
+        _plain_init(self, *args, **options)
     finally:
         os.open = opened
 Init.__init__ = _with_zygotes
