@@ -302,6 +302,8 @@ def explained(
     """
     text = calm(text)
     said = _limit(config, ending, text) or _refused(network, text) or _from_uv(config, text, other)
+    if not said and ending.outcome is not Outcome.EXIT:
+        said = ": ".join(filter(None, (_ended(ending), _last(text))))
     return shorten(" ".join((said or _last(text) or _ended(ending)).split()), MOST)
 
 

@@ -50,6 +50,11 @@ def refused(host: str, reason: str) -> dict[str, Any]:
         (FAILED, "", "ended with code 2 and said nothing"),
         (Ending(Outcome.SIGNAL, signal=9), "", "ended by signal 9"),
         (Ending(Outcome.LOST, reason="its keeper ended"), "", "its keeper ended"),
+        (
+            Ending(Outcome.LOST, reason="its keeper ended"),
+            "Resolving a",
+            "sandbox ended: its keeper ended: Resolving a",
+        ),
         (FAILED, "one\ntwo\nerror: something odd\n  cause: deep\n", "error: something odd cause: deep"),
     ],
 )

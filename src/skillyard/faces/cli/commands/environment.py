@@ -187,7 +187,7 @@ def _tell_left(target: Target) -> None:
 
 
 def _show(found: dict[str, Any]) -> None:
-    shown = {name: found.get(name) for name in ("name", "state", "digest", "line", "error")}
+    shown = {name: found.get(name) for name in ("name", "state", "digest", "platform", "line", "error")}
     facts = {"size": size(found.get("size_bytes")), "log": found.get("log")}
     times = {name.removesuffix("_at"): moment(found.get(name)) for name in ("built_at", "used_at")}
     took = {"took": f"{found['build_ms'] / 1000:.1f} s"} if found.get("build_ms") else {}
