@@ -6,7 +6,6 @@ error of cells goes out as frames T, apart from their output.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -147,7 +146,9 @@ def _called(value: object, name: str) -> Any:
 
 def _text(form: Any) -> Any:
     if isinstance(form, bytes | bytearray | memoryview):
-        return base64.b64encode(form).decode("ascii")
+        from binascii import b2a_base64  # most programs show nothing
+
+        return b2a_base64(form, newline=False).decode("ascii")
     return form
 
 

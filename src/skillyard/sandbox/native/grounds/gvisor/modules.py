@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import marshal
 import sys
-from _frozen_importlib_external import SourceFileLoader, spec_from_file_location
+from _frozen_importlib_external import ExtensionFileLoader, SourceFileLoader, spec_from_file_location
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import CodeType, ModuleType
 
-    Entry = tuple[str, bool, CodeType]
-    """The path of a module's source, whether it is a package, and its code."""
+    Entry = tuple[str, bool, CodeType | None]
+    """The path of a module, whether it is a package, and its code; None for a library, which is loaded from there."""
 
 NAME = "modules"
 
@@ -25,7 +25,7 @@ NAME = "modules"
 def collect(directory: str, shown: str) -> None:
     """Writes the modules of this process into the file ``NAME`` of ``directory``.
 
-    Those without a source are left out. A sandbox shows the directory as ``shown``.
+    Of libraries it has the places alone. A sandbox shows the directory as ``shown``.
     """
     table = dict(_loaded(directory, shown))
     _, _, code = table[__name__]
@@ -42,6 +42,8 @@ def start(shown: str, then: str) -> str:
 def _loaded(directory: str, shown: str) -> Iterator[tuple[str, Entry]]:
     for name, module in sys.modules.items():
         spec = getattr(module, "__spec__", None)
+        if spec is not None and type(spec.loader) is ExtensionFileLoader:
+            yield name, (spec.loader.path, False, None)
         if spec is None or type(spec.loader) is not SourceFileLoader:
             continue
         path, code = spec.loader.path, spec.loader.get_code(name)
@@ -67,7 +69,7 @@ class _Finder:
             return None
         source, package, code = self.table[fullname]
         places = [source.rpartition("/")[0]] if package else None
-        loader = _Loader(fullname, source, code)
+        loader = ExtensionFileLoader(fullname, source) if code is None else _Loader(fullname, source, code)
         return spec_from_file_location(fullname, source, loader=loader, submodule_search_locations=places)
 
 
