@@ -49,7 +49,9 @@ def open_bind(source, target, attributes, *, read_only=True, whole=False):
 """
 NO_OWN_TMP = """
 WRITABLE = {"workspace": WORKSPACE, "shm": SHM}
+TMP = "/run/box"
 """
+"""What a sandbox writes is mounted elsewhere, and /tmp stays the root's."""
 
 
 def _hosts(flag: str, more: str = "") -> dict[str, str]:
