@@ -144,7 +144,8 @@ def test_tasks_go_on_in_the_next_server_and_one_that_somebody_ends_is_lost(
         before = remote.containers()
         first.kill()
     with serve() as second, second.client() as client:
-        assert remote.containers() == before
+        # The skill was used twice, so that a snapshot with it may have been in the making.
+        assert set(theirs) <= set(remote.containers()) <= set(before)
         told = client.task_watch(task["task_id"], timeout_sec=60)
         assert (told["status"], told["stdout_tail"]) == ("succeeded", "begun\nend\n"), told
         for name in theirs:

@@ -274,6 +274,12 @@ class OpenSandboxSettings(Section):
         description="Longest time for which the server keeps a sandbox that nobody renews; at most the server's own "
         "`max_sandbox_timeout_seconds`.",
     )
+    content_mb: int = Field(
+        default=8192,
+        ge=1,
+        description="Skills and packages that the server keeps in snapshots; when it is full, those that no sandbox is "
+        "made of are removed, longest unused first.",
+    )
 
     def image_for(self, language: str) -> str:
         """Returns the name of the image for programs in ``language``."""

@@ -14,8 +14,11 @@ import pytest
 
 from skillyard.config.backends import OpenSandboxSettings
 from skillyard.domain.errors import BackendAway, SandboxFault, SandboxGone
+from skillyard.domain.sandbox.content import Content
+from skillyard.domain.sandbox.spec import Mount, SandboxSpec
 from skillyard.sandbox.opensandbox.backend import OpenSandboxBackend
-from skillyard.sandbox.opensandbox.server import Order, Server
+from skillyard.sandbox.opensandbox.kept import KeptContent
+from skillyard.sandbox.opensandbox.server import FILLER, FROM, NOTHING, Order, Server
 from tests.hosts.opensandbox.lifecycle import KEY, Fault, Lifecycle, lifecycle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.ordinary, pytest.mark.timeout(120)]
@@ -48,7 +51,8 @@ async def test_what_is_asked_for_is_closed_bounded_and_with_the_key(standin: Lif
     assert headers["open-sandbox-api-key"] == KEY
     assert body["networkPolicy"] == {"defaultAction": "deny", "egress": []}
     assert (body["resourceLimits"], body["timeout"]) == ({"cpu": "500m", "memory": "128Mi"}, 420)
-    assert (body["image"], body["env"], body["metadata"]) == ({"uri": "image:1"}, {"NAME": "value"}, ORDER.metadata)
+    metadata = {**ORDER.metadata, FILLER: NOTHING, FROM: NOTHING}
+    assert (body["image"], body["env"], body["metadata"]) == ({"uri": "image:1"}, {"NAME": "value"}, metadata)
     assert not body.get("volumes")
     await server.renew(id, 900)
     ends = datetime.fromisoformat(standin.sandboxes[id]["expiresAt"]).timestamp()
@@ -80,6 +84,17 @@ async def test_only_those_with_our_name_are_found_on_all_pages(standin: Lifecycl
     standin.sandboxes[other]["metadata"] = {}
     standin.faults = [Fault(LIST, works=False, status=200, body=_page(standin.sandboxes[other]))]
     assert [one.id async for one in server.list(ORDER.metadata)] == [], "the filter is the server's word"
+
+
+async def test_a_server_without_snapshots_keeps_nothing(standin: Lifecycle, server: Server, tmp_path: Path) -> None:
+    async def fill(spec: SandboxSpec, image: str, name: str) -> str:
+        raise AssertionError(name)
+
+    kept = KeptContent(server, lambda: "a" * 32, 1 << 30, fill)
+    spec = SandboxSpec(mounts=(Mount(Content("1", tmp_path), "/skills/s"),))
+    assert [await kept.find(spec, "image:1") for _ in range(4)] == [None] * 4
+    await kept.close()
+    assert standin.sandboxes == {}
 
 
 def _page(*items: object) -> bytes:

@@ -57,6 +57,7 @@ def test_a_tree_arrives_whole_and_closed(volume: Path, tmp_path: Path) -> None:
     told = load("take", volume, b"".join(_pieces(str(tree))))
     assert told == {"seal": loader.seal(str(tree))} == load("look", volume)
     assert everything(volume / "it") == everything(tree)
+    assert (volume / "it/tool").stat().st_mtime == int((tree / "tool").stat().st_mtime), "bytecode remembers it"
     modes = {path.name: path.lstat().st_mode & 0o777 for path in (volume / "it").rglob("*") if not path.is_symlink()}
     assert (modes["file"], modes["tool"], modes["empty"], modes["er"]) == (0o444, 0o555, 0o555, 0o555)
 
@@ -69,23 +70,25 @@ def test_a_file_arrives(volume: Path, tmp_path: Path) -> None:
         assert (volume / "it").read_bytes() == data
 
 
-OUT = ["", "directory", 0]
+OUT = ["", "d"]
 HOSTILE: dict[str, tuple[list[Any], bytes]] = {
-    "parent": ([OUT, ["../outside/x", "file", 1]], b"x"),
-    "parent inside": ([OUT, ["a", "directory", 0], ["a/../../../outside/x", "file", 1]], b"x"),
-    "absolute": ([OUT, ["/outside/x", "file", 1]], b"x"),
-    "dot": ([OUT, ["./x", "file", 1]], b"x"),
-    "nul": ([OUT, ["a\0b", "file", 1]], b"x"),
-    "through a link": ([OUT, ["l", "link", "../../outside"], ["l/x", "file", 1]], b"x"),
-    "over a link": ([OUT, ["l", "link", "../../outside/x"], ["l", "file", 1]], b"x"),
-    "a link for the root": ([["", "link", "../outside"], ["x", "file", 1]], b"x"),
-    "twice": ([OUT, ["x", "file", 1], ["x", "file", 1]], b"xy"),
-    "a directory over a link": ([OUT, ["l", "link", "../../outside"], ["l", "directory", 0]], b""),
-    "without a root": ([["x", "file", 1]], b"x"),
+    "parent": ([OUT, ["../outside/x", "f", 1, 0]], b"x"),
+    "parent inside": ([OUT, ["a", "d"], ["a/../../../outside/x", "f", 1, 0]], b"x"),
+    "absolute": ([OUT, ["/outside/x", "f", 1, 0]], b"x"),
+    "dot": ([OUT, ["./x", "f", 1, 0]], b"x"),
+    "nul": ([OUT, ["a\0b", "f", 1, 0]], b"x"),
+    "through a link": ([OUT, ["l", "l", "../../outside"], ["l/x", "f", 1, 0]], b"x"),
+    "over a link": ([OUT, ["l", "l", "../../outside/x"], ["l", "f", 1, 0]], b"x"),
+    "a link for the root": ([["", "l", "../outside"], ["x", "f", 1, 0]], b"x"),
+    "twice": ([OUT, ["x", "f", 1, 0], ["x", "f", 1, 0]], b"xy"),
+    "a directory over a link": ([OUT, ["l", "l", "../../outside"], ["l", "d"]], b""),
+    "without a root": ([["x", "f", 1, 0]], b"x"),
     "another kind": ([OUT, ["x", "device", 1]], b""),
-    "too short": ([OUT, ["x", "file", 2]], b"x"),
-    "a name that is none": ([[1, "file", 1]], b"x"),
-    "a size that is none": ([["", "file", "x"]], b"x"),
+    "too short": ([OUT, ["x", "f", 2, 0]], b"x"),
+    "a name that is none": ([[1, "f", 1, 0]], b"x"),
+    "a size that is none": ([["", "f", "x", 0]], b"x"),
+    "without a size": ([["", "f"]], b"x"),
+    "without a target": ([OUT, ["l", "l"]], b""),
     "no entries": ([], b""),
 }
 
@@ -109,7 +112,7 @@ def test_more_than_the_content_is_no_content(volume: Path, tmp_path: Path) -> No
     load("take", volume, b"".join(_pieces(str(tmp_path / "file"))))
     (volume / "other").write_text("x")
     assert "error" in load("look", volume)
-    assert "error" in load("take", volume, stream_of([["", "file", 1]], b"y"))
+    assert "error" in load("take", volume, stream_of([["", "f", 1, 0]], b"y"))
     assert (volume / "it").read_text() == "x"
 
 

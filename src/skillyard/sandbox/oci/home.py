@@ -8,7 +8,8 @@ import os
 import secrets
 import time
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import resources
 from pathlib import Path
 
 from skillyard.domain.sandbox.spec import Held, Owner
@@ -17,6 +18,12 @@ from skillyard.sandbox.oci.container import GUEST, NAMES, SWITCH, Shown
 
 OURS = "skillyard"
 """The first part of labels and names."""
+
+
+@cache
+def loader_text() -> str:
+    """Returns the loader as a program, the same as long as this server lives."""
+    return resources.files(__package__).joinpath("loader.py").read_text("utf-8")
 
 
 class Home:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import IO
 
-DIRECTORY, FILE, PROGRAM, LINK = "directory", "file", "program", "link"
+DIRECTORY, LINK, FILE, PROGRAM = "dlfx"
 HEAD = 8
 MOST_LISTED = 1 << 28
 _HOP = 1 << 20
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
         if os.listdir(os.path.dirname(place)) != [os.path.basename(place)]:
             raise ValueError("there is more in the volume, or nothing")
         told = {"seal": seal(place)}
-    except (AttributeError, OSError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, OSError, TypeError, ValueError) as error:
         told = {"error": f"{type(error).__name__}: {error}"[:300]}
     print(json.dumps(told), flush=True)
     return int("error" in told)
@@ -82,12 +82,13 @@ def seal(root: str) -> str:
 def take(place: str, source: IO[bytes]) -> None:
     """Makes ``place`` of a stream: files that everybody may read and nobody may write.
 
-    Each name is opened relative to its open parent, without following links, and only what was not there before is
-    made. Raises OSError, ValueError.
+    An entry is a name below ``place`` and a kind, of a file the size and the time of its last change in seconds, of a
+    link the target. Each name is opened relative to its open parent, without following links, and only what was not
+    there before is made. Raises OSError, ValueError.
     """
     listed = json.loads(_read(source, int(_read(source, HEAD), 16)))
     made: list[list[str]] = []
-    for name, kind, value in listed:
+    for name, kind, *told in listed:
         parts = [os.path.basename(place), *(name.split("/") if name else ())]
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
             raise ValueError(f"a name leads elsewhere: {name!r}")
@@ -97,9 +98,10 @@ def take(place: str, source: IO[bytes]) -> None:
                 os.mkdir(parts[-1], 0o700, dir_fd=parent)
                 made.append(parts)
             elif kind == LINK:
-                os.symlink(value, parts[-1], dir_fd=parent)
+                os.symlink(told[0], parts[-1], dir_fd=parent)
             elif kind in (FILE, PROGRAM):
-                _copy(source, value, os.open(parts[-1], _NEW, 0o600, dir_fd=parent), program=kind == PROGRAM)
+                file = os.open(parts[-1], _NEW, 0o600, dir_fd=parent)
+                _copy(source, file, 0o555 if kind == PROGRAM else 0o444, *told)
             else:
                 raise ValueError(f"an entry is of another kind: {kind!r}")
         finally:
@@ -122,13 +124,15 @@ def _opened(top: str, parts: list[str]) -> int:
     return at
 
 
-def _copy(source: IO[bytes], size: int, into: int, *, program: bool) -> None:
+def _copy(source: IO[bytes], into: int, mode: int, size: int, changed: int) -> None:
     with os.fdopen(into, "wb") as file:
         while size > 0:
             piece = _read(source, min(size, _HOP))
             file.write(piece)
             size -= len(piece)
-        os.fchmod(file.fileno(), 0o555 if program else 0o444)
+        os.fchmod(file.fileno(), mode)
+        file.flush()
+        os.utime(file.fileno(), (changed, changed))  # which bytecode remembers of its source
 
 
 def _read(source: IO[bytes], size: int) -> bytes:

@@ -16,8 +16,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -28,7 +26,7 @@ from skillyard.domain.foreign_json import BadJson, parse_json
 from skillyard.sandbox.oci import container, loader
 from skillyard.sandbox.oci.container import Seat, Shown
 from skillyard.sandbox.oci.engine import Engine, EngineRefused
-from skillyard.sandbox.oci.home import OURS, Home
+from skillyard.sandbox.oci.home import OURS, Home, loader_text
 from skillyard.sandbox.turns import Turns
 from skillyard.threads import answered, to_its_end
 
@@ -161,7 +159,7 @@ class Volumes:
             order = container.loader(
                 container.image(image),
                 self._settings.runtime,
-                ("python3", "-I", "-S", "-c", _source(), *words, container.PLACE),
+                ("python3", "-I", "-S", "-c", loader_text(), *words, container.PLACE),
                 mount,
                 {LOADER: self._home.server, FILLS: fills},
             )
@@ -295,12 +293,6 @@ class _Damaged(SandboxFault):
     """A loader found what it cannot keep, or tell of."""
 
 
-@cache
-def _source() -> str:
-    """Returns the loader's text, the same as long as this server lives."""
-    return resources.files(loader.__package__).joinpath("loader.py").read_text("utf-8")
-
-
 def _measured(source: str) -> tuple[str, int]:
     root = os.path.realpath(source)
     sizes = (value if isinstance(value, int) else 0 for _, _, value in loader.entries(root))
@@ -327,7 +319,7 @@ def _next(pieces: Iterator[bytes]) -> bytes:
 
 def _pieces(root: str) -> Iterator[bytes]:
     listed = list(loader.entries(root))
-    head = json.dumps(listed).encode()
+    head = json.dumps([_told(root, *entry) for entry in listed]).encode()
     yield f"{len(head):0{loader.HEAD}x}".encode() + head
     for name, kind, size in listed:
         if kind not in (loader.FILE, loader.PROGRAM):
@@ -339,6 +331,14 @@ def _pieces(root: str) -> Iterator[bytes]:
                     raise OSError(0, "it became shorter", root)
                 left -= len(piece)
                 yield piece
+
+
+def _told(root: str, name: str, kind: str, value: int | str) -> list[int | str]:
+    """Returns an entry as a loader takes it."""
+    if kind == loader.DIRECTORY:
+        return [name, kind]
+    changed = [] if kind == loader.LINK else [int(Path(root, name).stat().st_mtime)]
+    return [name, kind, value, *changed]
 
 
 def _bytes(told: Mapping[str, Any]) -> int:

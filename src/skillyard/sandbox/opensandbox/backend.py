@@ -8,7 +8,7 @@ import json
 import secrets
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from skillyard.config.backends import OpenSandboxSettings
-from skillyard.domain.errors import BackendAway, SandboxFault, SkillyardError, shown
+from skillyard.domain.errors import BackendAway, SandboxFault, SandboxGone, SkillyardError, shown
 from skillyard.domain.foreign_json import BadJson, parse_json
 from skillyard.domain.package.platforms import interpreter
 from skillyard.domain.sandbox.guarantees import Level, Nature, Probe
 from skillyard.domain.sandbox.image import check_image, is_by_digest
-from skillyard.domain.sandbox.spec import SandboxSpec
+from skillyard.domain.sandbox.spec import Held, SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.agent_channel import Opener
@@ -31,16 +31,20 @@ from skillyard.sandbox.e2b.order import lacking, pack
 from skillyard.sandbox.e2b.remote import AGAIN_S, BOUND_S, NOBODY, NONCE, Remote, RemoteBackend, RemoteSandbox, unknown
 from skillyard.sandbox.guest_argv import guest_bundle
 from skillyard.sandbox.native.probe import look_inside
+from skillyard.sandbox.oci.home import loader_text
 from skillyard.sandbox.opensandbox import http_entry
 from skillyard.sandbox.opensandbox.channel import Door, DoorChannel
+from skillyard.sandbox.opensandbox.kept import Kept, KeptContent, kept_of, rest_of, seals_of
 from skillyard.sandbox.opensandbox.order import memory, order
 from skillyard.sandbox.opensandbox.probe import LOOK, NAME, WITHOUT, absent, address_of, judge
-from skillyard.sandbox.opensandbox.server import Order, Server, packed, unpacked
+from skillyard.sandbox.opensandbox.server import FILLER, Order, Server, packed, unpacked
 from skillyard.sandbox.registry import Kind, Place
-from skillyard.threads import to_its_end
+from skillyard.threads import answered, to_its_end
 
 _KEY_DIGEST = "skillyard.key-digest"
 _SOON_S = 0.01
+_FILLS_S = 900
+"""The most that a sandbox may take which is filled for a snapshot."""
 _LOOK_LIMITS = Limits(memory_mb=96, cpus=0.5, pids=64, disk_mb=16, timeout_ms=30_000)
 _MEND = "name an image in opensandbox.image that the server has, with python3 (docs/opensandbox.md)"
 
@@ -55,6 +59,9 @@ class OpenSandboxBackend(RemoteBackend[str]):
         super().__init__(state, self._server, settings.max_ttl_s, gate)
         self._settings = settings
         self._doors: dict[str, Door] = {}
+        self._kept = KeptContent(self._server, lambda: self.server, settings.content_mb << 20, self._filled)
+        self._made_of: dict[str, Kept] = {}
+        """The snapshot of a sandbox that is being made, by its id."""
         self._images: dict[str, Mapping[str, Any]] = {}
         """The door's account of a sandbox, by image."""
 
@@ -137,17 +144,46 @@ class OpenSandboxBackend(RemoteBackend[str]):
         return self._images.get(of, {}).get("interpreter")
 
     async def _new(self, spec: SandboxSpec, of: str, metadata: Mapping[str, str], ttl_s: int) -> str:
-        return await self._server.create(
-            Order(
-                image=of,
-                command=("python3", "-I", "-S", "-c", _source("http_entry.py")),
-                variables={http_entry.VARIABLE: hashlib.sha256(self._token(metadata[NONCE]).encode()).hexdigest()},
-                metadata=metadata,
-                cpus=spec.limits.cpus,
-                memory=memory(spec.limits),
-                ttl_s=ttl_s,
-            )
+        order = self._order(spec, of, metadata, ttl_s)
+        if (kept := await self._kept.find(spec, of)) is None:
+            return await self._server.create(order)
+        try:
+            id = await self._server.create(replace(order, snapshot=kept.id))
+        except BackendAway:
+            raise
+        except SandboxFault as refused:
+            if isinstance(refused, SandboxGone):
+                await self._kept.forget(kept)
+            return await self._server.create(order)
+        self._made_of[id] = kept
+        return id
+
+    def _order(self, spec: SandboxSpec, image: str, metadata: Mapping[str, str], ttl_s: int) -> Order:
+        return Order(
+            image=image,
+            command=("python3", "-I", "-S", "-c", _source("http_entry.py")),
+            variables={http_entry.VARIABLE: hashlib.sha256(self._token(metadata[NONCE]).encode()).hexdigest()},
+            metadata=metadata,
+            cpus=spec.limits.cpus,
+            memory=memory(spec.limits),
+            ttl_s=ttl_s,
         )
+
+    async def _filled(self, spec: SandboxSpec, image: str, name: str) -> str:
+        """Makes a snapshot of a sandbox with content, in which nothing else has run. Raises SandboxFault."""
+        nonce = secrets.token_hex(16)
+        order = self._order(spec, image, {FILLER: self.server, NONCE: nonce}, _FILLS_S)
+        id = await answered(self._server.create(order))
+        self._kept.filling.add(id)
+        try:
+            async with asyncio.timeout(_FILLS_S):
+                seals = await to_its_end(seals_of, spec)
+                await self._started(await self._entered(id, nonce), spec, nonce, seals, keeps=True)
+                return await answered(self._server.snapshot(id, name))
+        finally:
+            with suppress(SkillyardError, TimeoutError):
+                await asyncio.shield(self._end(id))
+            self._kept.filling.discard(id)
 
     def _id(self, machine: str) -> str:
         return machine
@@ -163,6 +199,23 @@ class OpenSandboxBackend(RemoteBackend[str]):
 
     async def _begun(self, handle: str, spec: SandboxSpec, image: str, nonce: str) -> None:
         """Uploads what the sandbox lacks and has its door start the agent. Raises SandboxFault."""
+        entered, kept = await self._entered(handle, nonce), self._made_of.pop(handle, None)
+        if kept is None:
+            told = await self._started(entered, spec, nonce)
+        else:
+            seals = [] if kept.sure else await to_its_end(seals_of, kept_of(spec))
+            try:
+                told = await self._started(entered, rest_of(spec), nonce, seals)
+            except BackendAway:
+                raise
+            except SandboxFault:
+                await self._kept.forget(kept)
+                raise
+            kept.sure = True
+        self._images[image] = told
+
+    async def _entered(self, handle: str, nonce: str) -> Door:
+        """Returns the door of a new sandbox when it answers. Raises SandboxFault."""
         entered = await self._door(handle, nonce)
         try:
             async with asyncio.timeout(BOUND_S):
@@ -179,17 +232,31 @@ class OpenSandboxBackend(RemoteBackend[str]):
             if self._settings.use_server_proxy:
                 way = "see [server] eip in the server's configuration, which needs the port where it is set"
             raise SandboxFault(f"the sandbox does not answer at {shown(entered.address)}; {way}, or {_MEND}") from None
+        return entered
+
+    async def _started(
+        self,
+        entered: Door,
+        spec: SandboxSpec,
+        nonce: str,
+        seals: Sequence[tuple[str, str]] = (),
+        *,
+        keeps: bool = False,
+    ) -> Mapping[str, Any]:
+        """Returns what the door tells of its sandbox, which has its content then. Raises SandboxFault.
+
+        One that ``keeps`` it runs nothing else. ``seals`` are looked at.
+        """
         content = lacking(spec, frozenset())
         with tempfile.TemporaryFile() as archive:
             if content:
                 await to_its_end(pack, content, archive)
             files: dict[str, bytes | IO[bytes]] = {"guest": guest_bundle(), **({"content": archive} if content else {})}
             await asyncio.gather(*(entered.upload(name, data) for name, data in files.items()))
-        given = json.dumps(
-            order(spec, self.agent_key(nonce).hex()) | {"maker": _source("maker.py") + getsource(interpreter)}
-        ).encode()
-        status, said = await entered.ask("POST", "start", given)
-        self._images[image] = _checked(status, said)
+        programs = {"maker": _source("maker.py") + getsource(interpreter), "loader": loader_text()}
+        ours = {**programs, "seals": [*seals], "keeps": keeps}
+        given = json.dumps(order(spec, self.agent_key(nonce).hex()) | ours).encode()
+        return _checked(*await entered.ask("POST", "start", given))
 
     async def _door(self, handle: str, nonce: str) -> Door:
         """Returns the door of a sandbox. Raises SandboxGone, SandboxFault."""
@@ -235,7 +302,12 @@ class OpenSandboxBackend(RemoteBackend[str]):
         except SandboxFault:  # it answered, or is not asked before the settings are mended
             pass
 
+    async def survey(self) -> Sequence[Held]:
+        await self._kept.sweep()
+        return await super().survey()
+
     async def close(self) -> None:
+        await self._kept.close()
         await super().close()
         for known in self._doors.values():
             await known.close()

@@ -42,7 +42,7 @@ EXECD_PORT = 44772
 ROOT = "/run/skillyard"
 PRIVATE = f"{ROOT}/private"
 """Nobody but root enters it."""
-GUEST, CONTENT, SOCKET = f"{ROOT}/guest.pyz", f"{PRIVATE}/content.tar", f"{PRIVATE}/agent.sock"
+GUEST, CONTENT, SOCKET = f"{ROOT}/guest.pyz", f"{PRIVATE}/content", f"{PRIVATE}/agent.sock"
 UPLOADS = {"guest": GUEST, "content": CONTENT}
 _CHANNELS = 16
 _READ = 256 * 1024

@@ -5,10 +5,11 @@ Nothing is taken from the SDK's variables, and nothing is told beyond the calls:
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,7 +18,12 @@ from skillyard.domain.errors import BackendAway, SandboxFault, SandboxGone
 from skillyard.sandbox.opensandbox.http_entry import PORT
 from skillyard.values import dataclass
 
+FILLER, FROM = "skillyard.filler", "skillyard.from"
+"""Metadata: the data directory that fills a sandbox for a snapshot, and the snapshot that one was made of."""
+NOTHING = "none"
+"""Metadata of a snapshot's sandbox pass on to those that are made of it, unless they have their own."""
 _PAGE = 100
+_SNAPSHOT_S, _LOOK_S = 300.0, 0.1
 _MOST_PAGES = 100
 _MOST_SAID = 300
 _PART = 60
@@ -47,6 +53,17 @@ class Order:
     memory: int
     """Bytes."""
     ttl_s: int
+    snapshot: str = ""
+    """It is made of that one in the place of the image."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A snapshot as the server tells of it. ``state`` is in small letters."""
+
+    id: str
+    name: str
+    state: str
 
 
 class Server:
@@ -63,10 +80,11 @@ class Server:
 
         with self._told():
             made = await self._sdk().create_sandbox(
-                spec=SandboxImageSpec(image=order.image),
+                spec=None if order.snapshot else SandboxImageSpec(image=order.image),
+                snapshot_id=order.snapshot or None,
                 entrypoint=list(order.command),
                 env=dict(order.variables),
-                metadata=dict(order.metadata),
+                metadata={FILLER: NOTHING, FROM: order.snapshot or NOTHING, **order.metadata},
                 timeout=timedelta(seconds=order.ttl_s),
                 resource={"cpu": f"{round(order.cpus * 1000)}m", "memory": f"{order.memory >> 20}Mi"},
                 # Without a policy, and with an empty one, everything is allowed.
@@ -123,6 +141,40 @@ class Server:
                     yield one
             if not more:
                 return
+
+    async def snapshot(self, id: str, name: str) -> str:
+        """Makes a snapshot of a sandbox; returns its id when it is ready. Raises SandboxFault."""
+        with self._told():
+            from opensandbox.models.sandboxes import CreateSnapshotRequest
+
+            made = _snapshot(await self._sdk().create_snapshot(id, CreateSnapshotRequest(name=name)))
+        async with asyncio.timeout(_SNAPSHOT_S):
+            while made.state == "creating":
+                await asyncio.sleep(_LOOK_S)
+                with self._told():
+                    made = _snapshot(await self._sdk().get_snapshot(made.id))
+        if made.state != "ready":
+            raise SandboxFault("the server made no snapshot of a sandbox")
+        return made.id
+
+    async def snapshots(self) -> AsyncIterator[Snapshot]:
+        """Yields all snapshots that the server shows us. Raises SandboxFault."""
+        for page in range(1, _MOST_PAGES + 1):
+            with self._told():
+                from opensandbox.models.sandboxes import SnapshotFilter
+
+                found = await self._sdk().list_snapshots(SnapshotFilter(page=page, page_size=_PAGE))
+                ours = [_snapshot(one) for one in found.snapshot_infos]
+                more = bool(found.pagination.has_next_page)
+            for one in ours:
+                yield one
+            if not more:
+                return
+
+    async def forget(self, snapshot: str) -> None:
+        """Removes a snapshot. It does nothing where the snapshot is gone. Raises SandboxFault."""
+        with suppress(SandboxGone), self._told():
+            await self._sdk().delete_snapshot(snapshot)
 
     async def close(self) -> None:
         if self._config is not None:
@@ -213,6 +265,10 @@ def unpacked(name: str, metadata: Mapping[str, str]) -> str:
 def _remote(info: Any) -> Remote:
     metadata = {str(name): str(value) for name, value in (info.metadata or {}).items()}
     return Remote(str(info.id), metadata, info.created_at.timestamp(), str(info.status.state).lower() in _RUNNING)
+
+
+def _snapshot(info: Any) -> Snapshot:
+    return Snapshot(str(info.id), str(info.name or ""), str(info.status.state).lower())
 
 
 def _said(error: BaseException, key: str) -> str:
