@@ -120,9 +120,8 @@ class Planner:
         image = _image(request, skills)
         offer = await self._offer(isolation, skills, trust, image)
         skill = of if request.command is None else None
-        environment = _environment(request, skill, skills)
         if request.code and OPENING in request.code and request.command is None:
-            await check_python(request.code, offer, environment, image)
+            await check_python(request.code, offer, _environment(request, skill, skills), image)
         if request.command is not None and request.command.service is not None:
             if ports := request.command.service.ports:
                 offer.probe.demand("forwarding")
@@ -147,7 +146,7 @@ class Planner:
             created_at=now if before is None else before.created_at,
             taken_at=taken_at if before is None else taken_at - max(0.0, now - before.created_at),
             limits=_limits(family, request, of, trust),
-            environment=environment,
+            environment=_environment(request, skill, skills),
             offer=offer,
             image=image,
             skill=skill,
