@@ -115,7 +115,11 @@ Cgroups.make = _wide
         {PROGRAM: "_plain_caps = Caps\ndef Caps(*_, **more):\n    return _plain_caps(1 << 40, 1 << 40)"},
     ),
     Mutant(
-        "rlimits", ("user_namespace",), "descriptors, queued signals, locked memory are not limited",
-        ("limits-pending-signals", "privileges-higher-limits", "limits-descriptors"), {WALLS: WIDE_LIMITS},
+        "rlimits", ("user_namespace",), "queued signals, locked memory are not limited",
+        ("limits-pending-signals", "privileges-higher-limits"), {WALLS: WIDE_LIMITS},
+    ),
+    Mutant(
+        "descriptors", ("user_namespace",), "a sandbox may open as many descriptors as its keeper",
+        ("limits-descriptors",), {WALLS: WIDE_LIMITS},
     ),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from skillyard.domain import foreign_json
 from skillyard.domain.principal import LOCAL, Principal
 from skillyard.domain.sandbox import frames
 from skillyard.domain.sandbox.frames import FrameFamilies, FrameLimits, Result
-from skillyard.domain.sandbox.guarantees import Probe
+from skillyard.domain.sandbox.guarantees import Demand, Probe
 from skillyard.engine import driver, table
 from skillyard.engine.backends import Offer
 from skillyard.engine.runs import grant, record
@@ -120,8 +120,8 @@ def unchecked(patch: pytest.MonkeyPatch) -> None:
     """Policy looks at no wall, neither of the host nor of a sandbox."""
     plain = Offer.__init__
 
-    def init(self: Any, backend: Any, probe: Any, demand: Any) -> None:
-        plain(self, backend, probe, replace(demand, allow_degraded=frozenset(probe.protections)))
+    def init(self: Any, backend: Any, probe: Any, demand: Any, settings: str = "") -> None:
+        plain(self, backend, probe, replace(demand, allow_degraded=frozenset(probe.protections)), settings)
 
     patch.setattr(Offer, "__init__", init)
     patch.setattr(Offer, "check_walls", lambda self, sandbox: None)
@@ -146,7 +146,7 @@ def admitting(patch: pytest.MonkeyPatch) -> None:
     """Records say that a wall is missing, and nobody minds."""
     plain = Probe.enforced
     patch.setattr(Probe, "enforced", lambda self: {**plain(self), "landlock": "missing"})
-    patch.setattr(Offer, "check_walls", lambda self, sandbox: None)
+    patch.setattr(Demand, "check", lambda self, offered: None)
 
 
 def approving(patch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -24,6 +25,8 @@ ATTACKS = {attack.name: attack for attack in everything()}
 WHO = "root" if os.geteuid() == 0 else "ordinary"
 TRIES, SOME = 3, 2
 """A busy machine may not give an attack what it could take; and how many attacks the short form tries."""
+MANY_FILES = 12_000
+"""The descriptors that ``limits-descriptors`` tries to open."""
 APPLY = [mutant for mutant in MUTANTS if mutant.who in (WHO, "both")]
 
 
@@ -66,6 +69,8 @@ async def _escapes(
         pytest.skip("the compiled part was not built: python hatch_build.py")
     if "cpus" in mutant.without and _processors_to_take() < 1.2:
         pytest.skip("this machine has no processors to take now")
+    if "limits-descriptors" in names and resource.getrlimit(resource.RLIMIT_NOFILE)[1] < MANY_FILES:
+        pytest.skip("the host's own limit of descriptors stands below what the attack opens")
     async with weakened(mutant, tmp_path, monkeypatch, claims) as site:
         for name in names:
             for _ in range(TRIES):
