@@ -189,7 +189,7 @@ def _properties(schema: Schema) -> Check:
         for name in value:
             field = fields.get(name)
             if field is not None:
-                field(join(path, name), value[name])
+                field(join(path, name) if path else name, value[name])
             elif closed:
                 raise unknown_name(path, name, fields)
         for name in required:
@@ -277,8 +277,11 @@ class Method(Generic[S]):
         self, service: S, principal: Principal, params: Mapping[str, Any], *, strict: bool = True
     ) -> dict[str, Any]:
         """Checks the parameters and calls the handler. Raises InvalidInput and what :attr:`errors` lists."""
-        with telling_no_secret(self.name):
+        try:
             return await self.handler(service, principal, self.bind(params, strict=strict))
+        except InvalidInput as error:
+            tell_no_secret(self.name, error)
+            raise
 
     def bind(self, params: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
         """The parameters with defaults, checked. With ``strict`` off, unknown names are dropped.
@@ -313,15 +316,10 @@ def without_nulls(schema: Schema, value: Mapping[str, Any]) -> Mapping[str, Any]
     return kept
 
 
-@contextmanager
-def telling_no_secret(method: str) -> Iterator[None]:
-    """Drops values from the errors of methods that take secrets. One may stand in the wrong parameter."""
-    try:
-        yield
-    except InvalidInput as error:
-        if method.startswith("secrets."):
-            error.forget_value()
-        raise
+def tell_no_secret(method: str, error: InvalidInput) -> None:
+    """Drops the value from an error of a method that takes secrets. One may stand in the wrong parameter."""
+    if method.startswith("secrets."):
+        error.forget_value()
 
 
 def obj(properties: Mapping[str, Schema], *required: str) -> Schema:

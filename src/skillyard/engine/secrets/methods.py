@@ -18,7 +18,7 @@ from skillyard.engine.method import (
     described,
     list_of,
     obj,
-    telling_no_secret,
+    tell_no_secret,
 )
 from skillyard.engine.secrets.service import SecretBook
 from skillyard.engine.shapes import NEXT_CURSOR, SECRET, SECRET_EVENT
@@ -30,8 +30,11 @@ BookHandler = Callable[[SecretBook, Principal, Params], Awaitable[dict[str, Any]
 async def call(book: SecretBook, principal: Principal, name: str, params: Params) -> dict[str, Any]:
     """A method of this table over a book, without an engine. Raises what the method raises."""
     method = next(method for method in TABLE if method.name == name)
-    with telling_no_secret(name):
+    try:
         return await _HANDLERS[name](book, principal, method.bind(params))
+    except InvalidInput as error:
+        tell_no_secret(name, error)
+        raise
 
 
 async def rotate(book: SecretBook, principal: Principal) -> int:
