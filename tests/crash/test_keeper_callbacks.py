@@ -33,6 +33,7 @@ OPTIONS = NativeSettings(ready=1)
 BOUND_S = 30
 SELDOM = {
     "Sandbox.kill_program:after": "two seconds after a kill that init did not manage",
+    "Sandbox._begin:after": "a program that ended before the server's word of it",
     "Connection._flush:watch": "a server that does not read",
     "Connection._flush:after": "descriptors of which too many are on their way",
     "Connection.send_with_next:after": "a program that was launched with its sandbox, and goes on for a while",
