@@ -6,6 +6,8 @@
  *
  * The zygote's compiled part (steps.c) executes it with the descriptors below and, as arguments, the worker's pid and
  * the command by which later.py is started. Its file cannot be read, so that the kernel lets nobody look into it.
+ *
+ * gVisor starts it by itself, as ``box``: see begin_box().
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -17,7 +19,10 @@ enum { LAST_WORDS_MS = 1000, BROKEN_STATUS = 125 };
 enum { POLLIN_ = 1, WNOHANG_ = 1, SOL_SOCKET_ = 1, SCM_RIGHTS_ = 1, PEEK = 2, DONTWAIT = 0x40, NOSIGNAL = 0x4000 };
 enum { CTRUNC = 8, TRUNC = 0x20, CMSG_CLOEXEC = 0x40000000, EINTR_ = 4, ECHILD_ = 10, ESRCH_ = 3, EAGAIN_ = 11 };
 enum { SIGINT = 2, SIGKILL = 9, SIGCHLD = 17, SIGXCPU = 24 };
-enum { BLOCK_UNBLOCK = 1, RUSAGE_CHILDREN_ = -1, FIRST_GIVEN = 16 };
+enum { BLOCK_BLOCK, BLOCK_UNBLOCK, RUSAGE_CHILDREN_ = -1, FIRST_GIVEN = 16 };
+enum { NONBLOCK_ = 0x800, CLOEXEC_ = 0x80000, RDWR_ = 2, AT_FDCWD_ = -100, SET_DUMPABLE = 4, CAPABILITIES_3 = 0x20080522 };
+/* The descriptors of a box's worker beside NOTHING, OUT, ERRORS and CONTROL. inside.py has the same numbers. */
+enum { CHANNEL = FIRST_GIVEN, OUTPUT, LAST_WORDS };
 
 #ifdef SOURCE
 /* The keeper compares it with this file: a program of another source is not used. */
@@ -53,6 +58,11 @@ struct message {
     int flags;
 };
 
+/* As statfs(2) has it on the machines that we know. */
+struct filesystem {
+    int64_t type, block, blocks, free, available, files, files_free, id, most_name, fragment, others[5];
+};
+
 struct program {
     long pid;
     size_t named;
@@ -68,7 +78,8 @@ static char received[MOST_MESSAGE + 1];
 #if defined(__x86_64__)
 enum { SYS_read = 0, SYS_write = 1, SYS_close = 3, SYS_rt_sigprocmask = 14, SYS_getpid = 39, SYS_sendto = 44,
        SYS_recvmsg = 47, SYS_clone = 56, SYS_execve = 59, SYS_wait4 = 61, SYS_kill = 62, SYS_getrusage = 98,
-       SYS_exit_group = 231, SYS_ppoll = 271, SYS_dup3 = 292 };
+       SYS_capset = 126, SYS_statfs = 137, SYS_prctl = 157, SYS_exit_group = 231, SYS_openat = 257, SYS_ppoll = 271,
+       SYS_signalfd4 = 289, SYS_dup3 = 292, SYS_pipe2 = 293 };
 
 static long call(long number, long a, long b, long c, long d, long e)
 {
@@ -84,8 +95,9 @@ static long call(long number, long a, long b, long c, long d, long e)
 }
 __asm__(".globl _start\n_start:\n xor %ebp, %ebp\n mov %rsp, %rdi\n and $-16, %rsp\n call begin\n hlt\n");
 #elif defined(__aarch64__)
-enum { SYS_dup3 = 24, SYS_close = 57, SYS_read = 63, SYS_write = 64, SYS_ppoll = 73, SYS_exit_group = 94,
-       SYS_kill = 129, SYS_rt_sigprocmask = 135, SYS_getrusage = 165, SYS_getpid = 172, SYS_sendto = 206,
+enum { SYS_dup3 = 24, SYS_statfs = 43, SYS_openat = 56, SYS_close = 57, SYS_pipe2 = 59, SYS_read = 63, SYS_write = 64,
+       SYS_ppoll = 73, SYS_signalfd4 = 74, SYS_capset = 91, SYS_exit_group = 94, SYS_kill = 129,
+       SYS_rt_sigprocmask = 135, SYS_prctl = 167, SYS_getrusage = 165, SYS_getpid = 172, SYS_sendto = 206,
        SYS_recvmsg = 212, SYS_clone = 220, SYS_execve = 221, SYS_wait4 = 260 };
 
 static long call(long number, long a, long b, long c, long d, long e)
@@ -366,8 +378,8 @@ static void start(size_t size, const int *fds, int count)
     tell(&line);
 }
 
-/* 0 when the keeper let go. */
-static int hear(void)
+/* Takes the keeper's next message and its descriptors. Returns its size, 0 at the end, or minus an error. */
+static long take(int fds[MOST_FDS], int *count, int flags)
 {
     union {
         struct {
@@ -379,25 +391,128 @@ static int hear(void)
     } beside = {0};
     struct vector part = {received, MOST_MESSAGE};
     struct message message = {NULL, 0, &part, 1, &beside, sizeof beside, 0};
-    int fds[MOST_FDS], count = 0;
-    long size = call(SYS_recvmsg, CONTROL, (long)&message, CMSG_CLOEXEC | DONTWAIT, 0, 0);
-    if (size == -EAGAIN_ || size == -EINTR_)
-        return 1;
-    if (size <= 0 || message.flags & (TRUNC | CTRUNC))
+    long size = call(SYS_recvmsg, CONTROL, (long)&message, CMSG_CLOEXEC | flags, 0, 0);
+    *count = 0;
+    if (size <= 0)
+        return size;
+    if (message.flags & (TRUNC | CTRUNC))
         return 0;
     received[size] = 0;
     if (message.controls >= sizeof(size_t) + 2 * sizeof(int) && beside.head.level == SOL_SOCKET_
         && beside.head.type == SCM_RIGHTS_)
-        count = (int)((beside.head.size - sizeof(size_t) - 2 * sizeof(int)) / sizeof(int));
-    for (int i = 0; i < count && i < MOST_FDS; i++)
+        *count = (int)((beside.head.size - sizeof(size_t) - 2 * sizeof(int)) / sizeof(int));
+    for (int i = 0; i < *count && i < MOST_FDS; i++)
         fds[i] = beside.head.fds[i];
+    return size;
+}
+
+/* Tells how full the disk of a box is, which only gVisor's kernel knows. */
+static void weigh(void)
+{
+    struct line line = {0};
+    struct filesystem told = {0};
+    call(SYS_statfs, (long)"/workspace", (long)&told, 0, 0, 0);
+    say(&line, "{\"weighed\":");
+    say_number(&line, (told.blocks - told.free) * told.fragment, 1);
+    say(&line, "}");
+    tell(&line);
+}
+
+/* 0 when the keeper let go. */
+static int hear(void)
+{
+    int fds[MOST_FDS], count;
+    long size = take(fds, &count, DONTWAIT);
+    if (size == -EAGAIN_ || size == -EINTR_)
+        return 1;
+    if (size <= 0)
+        return 0;
     if (begins(received, "{\"start\":\""))
         start((size_t)size, fds, count);
     else if (begins(received, "{\"wind_up\":"))
         wind_up();
+    else if (begins(received, "{\"weigh\":"))
+        weigh();
     for (int i = 0; i < count; i++)
         call(SYS_close, fds[i], 0, 0, 0, 0);
     return 1;
+}
+
+static void must(long got)
+{
+    if (got < 0)
+        leave(1);
+}
+
+static void place(long fd, int at)
+{
+    must(fd);
+    if (fd == at)
+        return;
+    must(call(SYS_dup3, fd, at, 0, 0, 0));
+    must(call(SYS_close, fd, 0, 0, 0, 0));
+}
+
+/* Keeps what starting and ending programs of another user takes: CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SETPCAP. */
+static void hold_few(void)
+{
+    uint32_t head[2] = {CAPABILITIES_3, 0}, few = 1u << 5 | 1u << 6 | 1u << 7 | 1u << 8;
+    uint32_t held[6] = {few, few, 0, 0, 0, 0};
+    must(call(SYS_capset, (long)head, (long)held, 0, 0, 0));
+}
+
+/* Begins as the first process of a gVisor sandbox, with the keeper's socket as input and its pipe as output.
+ *
+ * The worker, started by ``words``, gets our rights, builds the inside and gives them up (inside.py). It is another
+ * process from the start, so that no fork copies an interpreter.
+ */
+static void begin_box(char **words)
+{
+    uint64_t blocked = 1ull << (SIGCHLD - 1) | 1ull << (SIGINT - 1);
+    int fds[MOST_FDS], count, stack[2];
+    long got;
+    must(call(SYS_prctl, SET_DUMPABLE, 0, 0, 0, 0));
+    must(call(SYS_rt_sigprocmask, BLOCK_BLOCK, (long)&blocked, 0, 8, 0));
+    must(call(SYS_dup3, 0, CONTROL, 0, 0, 0));
+    blocked = 1ull << (SIGCHLD - 1);
+    place(call(SYS_signalfd4, -1, (long)&blocked, 8, CLOEXEC_ | NONBLOCK_, 0), CHILDREN);
+    must(call(SYS_pipe2, (long)stack, NONBLOCK_, 0, 0, 0));
+    place(stack[0], STACK);
+    place(stack[1], LAST_WORDS);
+    place(call(SYS_openat, AT_FDCWD_, (long)"/dev/null", RDWR_, 0, 0), NOTHING);
+    do
+        got = take(fds, &count, 0);
+    while (got == -EINTR_);
+    if (got <= 0 || count != 2)
+        leave(1);
+    place(fds[0], CHANNEL);
+    place(fds[1], OUTPUT);
+    worker = call(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    must(worker);
+    if (!worker) {
+        call(SYS_close, CHILDREN, 0, 0, 0, 0);
+        call(SYS_close, STACK, 0, 0, 0, 0);
+        call(SYS_execve, (long)words[0], (long)words, (long)environment, 0, 0);
+        leave(BROKEN_STATUS);
+    }
+    for (int fd = CHANNEL; fd <= LAST_WORDS; fd++)
+        must(call(SYS_close, fd, 0, 0, 0, 0));
+    must(call(SYS_dup3, NOTHING, OUT, 0, 0, 0));
+    must(call(SYS_dup3, NOTHING, ERRORS, 0, 0, 0));
+    hold_few();
+}
+
+/* Of ``box``, how many words the worker's command has, that command, and the later one. */
+static void read_box(char **words, long count)
+{
+    static char *first[MOST_WORDS];
+    long size;
+    if (count < 4 || read_number(words[2], &size) < 0 || size >= MOST_WORDS || size > count - 4)
+        leave(1);
+    for (long i = 0; i < size; i++)
+        first[i] = words[3 + i];
+    command = words + 3 + size;
+    begin_box(first);
 }
 
 __attribute__((used, noreturn)) void begin(long *stack)
@@ -407,9 +522,12 @@ __attribute__((used, noreturn)) void begin(long *stack)
     environment = words + *stack + 1;
     if (call(SYS_getpid, 0, 0, 0, 0, 0) != 1) /* elsewhere, kill(-1) would end strangers */
         leave(1);
-    if (*stack < 3 || read_number(words[1], &worker) < 0)
+    if (*stack >= 2 && begins(words[1], "box"))
+        read_box(words, *stack);
+    else if (*stack < 3 || read_number(words[1], &worker) < 0)
         leave(1);
-    command = words + 2;
+    else
+        command = words + 2;
     for (;;) {
         wait_for(watched, 2, -1);
         if (watched[0].got && !hear())

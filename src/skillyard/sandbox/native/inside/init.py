@@ -291,11 +291,12 @@ def _fork(child: Callable[[], None]) -> int:
     """Returns the pid of a child, which ends with ``child`` however that fails. It never goes on as a second init."""
     pid = os.fork()
     if pid == 0:
-        _end_with(child)
+        end_with(child)
     return pid
 
 
-def _end_with(child: Callable[[], None]) -> NoReturn:
+def end_with(child: Callable[[], None]) -> NoReturn:
+    """Ends this process with ``child``, however that fails."""
     try:
         child()
     except BaseException as error:  # noqa: BLE001 - nothing above may catch it and serve on

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 
 from skillyard.guest import main as guest
 from skillyard.sandbox.native.inside import init, zygote
@@ -16,15 +17,15 @@ NOTHING, STACK, GIVEN = 0, 5, 16
 """The descriptors of ``first.c``: no input and no output, the last stack, and the first of those that came along."""
 
 
-def main(packages: str, *pieces: str) -> None:
+def main(packages: str, *pieces: str, be_child: Callable[[tuple[int, ...]], None] = init.be_child) -> None:
     """Goes on as the program of the keeper's message, which comes in pieces."""
     message = json.loads(os.fsencode("".join(pieces)))
     if message["argv"] is None:
         channel, output = GIVEN, GIVEN + 1
-        init.be_child((NOTHING, output, output, channel, STACK))
+        be_child((NOTHING, output, output, channel, STACK))
         zygote.be_plain(packages)
         guest.prepare()
         init.serve_guest(frozenset())
     else:
-        init.be_child(tuple(range(GIVEN, GIVEN + 3)))
+        be_child(tuple(range(GIVEN, GIVEN + 3)))
         init.run_command(message, message["cwd"])

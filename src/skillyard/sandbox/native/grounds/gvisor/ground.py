@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from skillyard.sandbox.native.grounds import root
 from skillyard.sandbox.native.grounds.gvisor import jail, runsc
 from skillyard.sandbox.native.grounds.gvisor.place import GvisorPlace, find_sentry
 from skillyard.sandbox.native.grounds.gvisor.runsc import Runsc
@@ -134,13 +135,12 @@ def main(config: dict[str, Any], make_loop: Callable[[], Loop] = Loop) -> None:
 
 
 class GvisorGround:
-    tells_single = False
-
     def __init__(self, loop: Loop, config: dict[str, Any]) -> None:
         self._loop = loop
         self._host = Host(loop, config)
         self._runsc = runsc.describe(config["runsc"], config["platform"])
         jail.install(Path(self._host.run_dir) / "code")
+        self.tells_single = bool(config["compiled"]) and root.compiled_part() is not None
         self._shower = Shower(loop)
         # One waits for its gofer and its sentry half of the time.
         self._boots = Boots(self._runsc, 2 * (os.cpu_count() or 1))
@@ -216,6 +216,8 @@ class GvisorGround:
             disk_bytes=shape.disk_mb * MIB,
             memory_bytes=shape.memory_mb * MIB,
             processes=shape.pids - 1,  # gVisor counts those that were begun as this user: not the first
+            # Packages are imported ahead by an init that forks: the worker of the static program never does.
+            single=shape.single and not preload,
         )
         return jail.Plan(
             name=handle,

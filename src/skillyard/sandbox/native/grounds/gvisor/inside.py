@@ -2,10 +2,14 @@
 
 It mounts the writable directories, warms the interpreter up, gets its descriptors from the keeper over the socket that
 is its standard input, and goes on as the native backend's init. The keeper can reach it in no other way.
+
+In a sandbox for one guest program the static program (``first.c``) is pid 1, where it was built. Its worker builds the
+inside then, and no fork copies an interpreter.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -13,9 +17,10 @@ import socket
 import struct
 from typing import Any
 
+from skillyard.guest import main as guest
 from skillyard.ipc import packets
-from skillyard.sandbox.native.inside import init, walls
-from skillyard.sandbox.native.inside.zygote import be_plain, freeze, import_ahead
+from skillyard.sandbox.native.inside import init, later, walls
+from skillyard.sandbox.native.inside.zygote import be_plain, import_ahead
 from skillyard.sandbox.native.linux import kernel
 
 _BOX = "run/box"
@@ -27,32 +32,71 @@ _BOUNDING = range(38)
 _KEPT = 1 << _CAP_KILL | 1 << _CAP_SETGID | 1 << _CAP_SETUID | 1 << _CAP_SETPCAP
 
 
+_CONTROL, _CHANNEL, _OUTPUT, _LAST_WORDS = 3, 16, 17, 18
+"""The descriptors that a worker has from the static program."""
+
+
 def main(packages: str, preload: list[str], disk_bytes: int, processes: int, filters: list[str]) -> None:
     """Builds the inside and serves; never returns. The filters come assembled, in hexadecimal."""
     control = os.dup(0)
     os.set_inheritable(control, False)
     try:
-        _make_writable(disk_bytes)
-        _close_doors()
-        be_plain(packages)
-        import_ahead(preload)
-        freeze(bool(preload), warm_up=False)  # most of these interpreters fork once
+        _build(packages, preload, disk_bytes)
         _, (channel, output) = _first_message(control)
         _be_quiet()
         _hold(_KEPT)
-        Init(control, channel, output, processes, disk_bytes, [bytes.fromhex(text) for text in filters]).run()
+        Init(control, channel, output, Bounds(disk_bytes, processes, filters)).run()
     except BaseException as error:  # noqa: BLE001 - the keeper must hear of it, and this process must end
-        packets.send(socket.socket(fileno=control), {"broken": f"{type(error).__name__}: {error}"})
+        _tell_broken(control, error)
     finally:
         os._exit(1)
 
 
-class Init(init.Init):
-    """The native init as root: each child gives that up and then installs the filters."""
+def work(packages: str, disk_bytes: int, processes: int, filters: list[str]) -> None:
+    """Builds the inside as the worker of the static program, and runs its one request; never returns."""
+    bounds = Bounds(disk_bytes, processes, filters)
+    try:
+        _build(packages, [], disk_bytes)
+        os.write(_CONTROL, walls.READY)
+    except BaseException as error:  # noqa: BLE001 - as above
+        _tell_broken(_CONTROL, error)
+        os._exit(1)
 
-    def __init__(
-        self, control: int, channel: int, output: int, processes: int, disk_bytes: int, filters: list[bytes]
-    ) -> None:
+    def serve() -> None:
+        init.be_child((later.NOTHING, _OUTPUT, _OUTPUT, _CHANNEL, _LAST_WORDS))
+        bounds.enter()
+        init.serve_guest(frozenset(), waits=True)
+
+    init.end_with(serve)
+
+
+def start_later(packages: str, disk_bytes: int, processes: int, filters: list[str], *pieces: str) -> None:
+    """Goes on as a program that the static program starts beside its worker."""
+
+    def be_child(fds: tuple[int, ...]) -> None:
+        init.be_child(fds)
+        Bounds(disk_bytes, processes, filters).enter()
+
+    init.end_with(lambda: later.main(packages, *pieces, be_child=be_child))
+
+
+def _build(packages: str, preload: list[str], disk_bytes: int) -> None:
+    _make_writable(disk_bytes)
+    _close_doors()
+    be_plain(packages)
+    import_ahead(preload)
+    guest.prepare(bool(preload), warm_up=False)  # most of these interpreters run one request
+    gc.freeze()
+
+
+def _tell_broken(control: int, error: BaseException) -> None:
+    packets.send(socket.socket(fileno=control), {"broken": f"{type(error).__name__}: {error}"})
+
+
+class Bounds:
+    """What foreign code is held by before it begins: limits, an ordinary user, filters."""
+
+    def __init__(self, disk_bytes: int, processes: int, filters: list[str]) -> None:
         self._limits = (
             (resource.RLIMIT_NPROC, processes),
             (resource.RLIMIT_FSIZE, 2 * disk_bytes),  # above the tmpfs: a full disk reads as ENOSPC
@@ -60,12 +104,10 @@ class Init(init.Init):
             (resource.RLIMIT_NOFILE, 1024),
             (resource.RLIMIT_MEMLOCK, 1 << 16),
         )
-        self._filters = filters
-        self._keeper = socket.socket(fileno=os.dup(control))
-        super().__init__(control, channel, output)
+        self._filters = [bytes.fromhex(text) for text in filters]
 
-    def be_child(self, fds: tuple[int, ...]) -> None:
-        super().be_child(fds)
+    def enter(self) -> None:
+        """Gives up root for good."""
         for kind, value in self._limits:
             resource.setrlimit(kind, (value, value))
         _become_nobody()
@@ -73,6 +115,19 @@ class Init(init.Init):
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         for made in self._filters:
             kernel.install_filter(made)
+
+
+class Init(init.Init):
+    """The native init as root: each child gives that up and then installs the filters."""
+
+    def __init__(self, control: int, channel: int, output: int, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._keeper = socket.socket(fileno=os.dup(control))
+        super().__init__(control, channel, output)
+
+    def be_child(self, fds: tuple[int, ...]) -> None:
+        super().be_child(fds)
+        self._bounds.enter()
 
     def end_tree(self, id: str) -> None:
         for pid, name in list(self._running.items()):

@@ -26,14 +26,15 @@ from skillyard.sandbox.native.grounds.gvisor.runsc import Runsc
 from skillyard.sandbox.native.grounds.namespaces.zygote import environment
 from skillyard.sandbox.native.grounds.root import Interpreter, inside_modules
 from skillyard.sandbox.native.inside import walls
+from skillyard.sandbox.native.inside.steps import FIRST
 from skillyard.sandbox.native.linux import bpf, kernel, seccomp
 from skillyard.sandbox.native.linux.namespaces import write
 from skillyard.sandbox.native.linux.syscall_numbers import numbers
 
 ROOTFS, SHOW, STATE, BUNDLE = "/rootfs", "/show", "/state", "/bundle"
 
-_INIT = "from skillyard.sandbox.native.grounds.gvisor.inside import main"
-_START = modules.start(walls.CODE_ROOT, f"import sys, json; sys.path.append({walls.CODE_ROOT!r}); {_INIT}")
+_INIT = "from skillyard.sandbox.native.grounds.gvisor.inside import main, start_later, work"
+_START = modules.start(walls.CODE_ROOT, f"import gc, sys, json; gc.disable(); sys.path.append({walls.CODE_ROOT!r}); {_INIT}")
 _COLLECT = (
     "import sys, json; place, shown = sys.argv[1:]; sys.path.append(place); "
     f"{_INIT}; from skillyard.sandbox.native.grounds.gvisor.modules import collect; collect(place, shown)"
@@ -56,6 +57,8 @@ class Contents:
     disk_bytes: int
     memory_bytes: int
     processes: int
+    single: bool = False
+    """Whether the static program is its first process."""
 
 
 def config(contents: Contents) -> bytes:
@@ -91,16 +94,16 @@ def _shown_mounts() -> Iterator[dict[str, Any]]:
 
 def _arguments(contents: Contents) -> list[str]:
     packages = contents.python.packages if contents.packages else ""
-    told = [packages, list(contents.preload), contents.disk_bytes, contents.processes, assembled_filters()]
-    return [
-        contents.python.executable,
-        "-I",
-        "-S",
-        "-B",
-        "-c",
-        f"{_START}; main(*json.loads(sys.argv[1]))",
-        json.dumps(told),
-    ]
+    bounds = [contents.disk_bytes, contents.processes, assembled_filters()]
+    if not contents.single:
+        return _python(contents, "main(*json.loads(sys.argv[1]))", [packages, list(contents.preload), *bounds])
+    worker = _python(contents, "work(*json.loads(sys.argv[1]))", [packages, *bounds])
+    later = _python(contents, "start_later(*json.loads(sys.argv[1]), *sys.argv[2:])", [packages, *bounds])
+    return [f"{walls.CODE_ROOT}/{_FIRST}", "box", str(len(worker)), *worker, *later]
+
+
+def _python(contents: Contents, then: str, told: list[Any]) -> list[str]:
+    return [contents.python.executable, "-I", "-S", "-B", "-c", f"{_START}; {then}", json.dumps(told)]
 
 
 _TYPE = 0xF000
@@ -128,6 +131,7 @@ def _neither(mode: int, one: int, other: int) -> list[bpf.Instruction]:
 
 
 _GROUNDS = "skillyard/sandbox/native/grounds"
+_FIRST = f"skillyard/sandbox/native/inside/{FIRST}"
 
 
 def install(directory: Path) -> None:
@@ -162,6 +166,9 @@ def install(directory: Path) -> None:
         os.chmod(top, 0o755)
         for name in files:
             os.chmod(os.path.join(top, name), 0o644)
+    if (part := root.compiled_part()) is not None:
+        # Its gofer reads it for gVisor's exec, and has another user.
+        os.chmod(shutil.copyfile(part.with_name(FIRST), directory / _FIRST), 0o755)
 
 
 def _modules() -> Iterator[tuple[str, Path | None]]:
