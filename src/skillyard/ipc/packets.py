@@ -9,8 +9,11 @@ import array
 import json
 import os
 import socket
-from collections.abc import Iterable, Sequence
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
 
 MAX_PACKET = 192 * 1024
 _MAX_FDS = 16

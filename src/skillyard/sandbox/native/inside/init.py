@@ -10,15 +10,18 @@ import resource
 import select
 import signal
 import socket
-from collections.abc import Callable
-from typing import Any, NoReturn, Self
 
 from skillyard.guest import main as guest
 from skillyard.guest.programs import terminal
 from skillyard.ipc import packets
 from skillyard.sandbox.native.inside import kept
-from skillyard.sandbox.native.inside.walls import CHANNEL_FD, DONE, READY, STACK_FD
+from skillyard.sandbox.native.inside.words import CHANNEL_FD, DONE, READY, STACK_FD
 from skillyard.sandbox.native.linux import kernel
+
+TYPE_CHECKING = False  # gVisor imports this in each sandbox, and typing takes a tenth of that
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn, Self
 
 _exit, _pause = os._exit, signal.pause  # foreign code may replace what it finds in modules
 BLOCKED = {signal.SIGCHLD, signal.SIGINT}

@@ -11,7 +11,6 @@ import os
 import signal
 import time
 from collections.abc import Collection
-from typing import NamedTuple
 
 from skillyard.sandbox.native.linux import kernel
 
@@ -21,12 +20,13 @@ _PAUSE_S = 0.001
 _STILL, _DEAD = frozenset("TtDX"), frozenset("ZX")
 
 
-class _Seen(NamedTuple):
+class _Seen:
     """The processes of one look. ``calm`` says that none came or went meanwhile."""
 
-    parents: dict[int, int]
-    moving: frozenset[int]
-    calm: bool
+    def __init__(self, parents: dict[int, int], moving: frozenset[int], calm: bool) -> None:
+        self.parents = parents
+        self.moving = moving
+        self.calm = calm
 
 
 def be_reaper() -> None:

@@ -11,7 +11,8 @@ import os
 from collections.abc import Callable
 
 from skillyard.guest import main as guest
-from skillyard.sandbox.native.inside import init, zygote
+from skillyard.sandbox.native.inside import init
+from skillyard.sandbox.native.inside.plain import be_plain
 
 NOTHING, STACK, GIVEN = 0, 5, 16
 """The descriptors of ``first.c``: no input and no output, the last stack, and the first of those that came along."""
@@ -23,7 +24,7 @@ def main(packages: str, *pieces: str, be_child: Callable[[tuple[int, ...]], None
     if message["argv"] is None:
         channel, output = GIVEN, GIVEN + 1
         be_child((NOTHING, output, output, channel, STACK))
-        zygote.be_plain(packages)
+        be_plain(packages)
         guest.prepare()
         init.serve_guest(frozenset())
     else:

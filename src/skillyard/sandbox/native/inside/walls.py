@@ -1,8 +1,7 @@
 """The walls of one sandbox, built from inside by the process that becomes its init.
 
 Each step comes before the one that gives up the privilege it needs. Any step that fails ends the sandbox before foreign
-code exists. ``namespaces(7)``, ``user_namespaces(7)``, ``mount_namespaces(7)``. The words that keeper and inside share
-are here, too.
+code exists. ``namespaces(7)``, ``user_namespaces(7)``, ``mount_namespaces(7)``.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from skillyard.sandbox.native.inside.words import CHANNEL_FD as CHANNEL_FD
+from skillyard.sandbox.native.inside.words import CODE_ROOT as CODE_ROOT
+from skillyard.sandbox.native.inside.words import DONE as DONE
+from skillyard.sandbox.native.inside.words import INSIDE_ID as INSIDE_ID
+from skillyard.sandbox.native.inside.words import READY as READY
+from skillyard.sandbox.native.inside.words import SHM as SHM
+from skillyard.sandbox.native.inside.words import STACK_FD as STACK_FD
+from skillyard.sandbox.native.inside.words import TMP as TMP
+from skillyard.sandbox.native.inside.words import WORKSPACE as WORKSPACE
+from skillyard.sandbox.native.inside.words import WRITABLE as WRITABLE
 from skillyard.sandbox.native.linux import kernel, landlock
-
-CHANNEL_FD = 3
-"""A guest's channel: the request comes in on it, the frames go out."""
-
-STACK_FD = 4
-"""The descriptor of the last stack. The worker writes to it when it is told to end, and a program that is started
-afterwards reads it."""
-
-DONE = b"Z\0\0\0\0"
-"""The last bytes on the channel of a guest that came to its end in order; the keeper takes them away."""
 
 INTO_CGROUP, PLAIN = b"+", b" "
 """The first byte of an order to the zygote: whether the last descriptor is a cgroup to be cloned into."""
@@ -34,15 +33,8 @@ INTO_CGROUP, PLAIN = b"+", b" "
 SINGLE_INTO_CGROUP, SINGLE_PLAIN = b"F", b"f"
 """The same of a sandbox for one guest program. The compiled part makes ``first.c`` its first process."""
 
-READY = b'{"ready":true}'
-"""Init's first word to the keeper."""
-
-
-INSIDE_ID = 65532
 HOSTNAME = "sandbox"
-WORKSPACE, TMP, SHM, SKILLS, BLOBS = "/workspace", "/tmp", "/dev/shm", "/skills", "/blobs"  # noqa: S108
-WRITABLE = {"workspace": WORKSPACE, "shm": SHM, "tmp": TMP}
-"""Places by the names of their directories in the box. The last one covers the box, which is mounted there."""
+SKILLS, BLOBS = "/skills", "/blobs"
 SHOWN = {"skills": SKILLS, "blobs": BLOBS}
 TERMINALS = "/dev/pts"
 TERMINAL_FLAGS = kernel.MS_NOSUID | kernel.MS_NOEXEC
@@ -51,9 +43,6 @@ HELD = "/run/held"
 """The directory for mounts to which a link leads from below one of WRITABLE."""
 TRUST = "/run/egress/ca.pem"
 """An empty file in the shared root, over which a sandbox's own can be mounted."""
-CODE_ROOT = "/opt/skillyard"
-"""The directory of our modules that run in here."""
-
 RESERVED_PIDS = 300
 TCP_SETTINGS = {"tcp_rto_max_ms": "1000", "tcp_orphan_retries": "1"}
 """Settings of a sandbox's network below /proc/sys/net/ipv4 (tcp(7)).

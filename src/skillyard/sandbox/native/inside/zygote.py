@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import site
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from contextlib import contextmanager, suppress
 from skillyard.guest import main as guest
 from skillyard.ipc import packets
 from skillyard.sandbox.native.inside import init, steps, walls
+from skillyard.sandbox.native.inside.plain import be_plain, import_ahead
 from skillyard.sandbox.native.inside.walls import INTO_CGROUP, SINGLE_INTO_CGROUP, SINGLE_PLAIN
 from skillyard.sandbox.native.linux import kernel
 
@@ -29,8 +29,6 @@ BecomeInit = Callable[[bytes, list[int]], None]
 
 _INTO_CGROUP, _SINGLE = (INTO_CGROUP, SINGLE_INTO_CGROUP), (SINGLE_PLAIN, SINGLE_INTO_CGROUP)
 _SCRATCH = "size=64m,nr_inodes=4096,mode=0755"
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Numerical libraries read these when they load. Threads of theirs would not survive the fork."""
 
 
 def main(
@@ -84,18 +82,6 @@ def _scratch() -> Iterator[None]:
         kernel.umount(place)
 
 
-def be_plain(packages: str, code_root: str = walls.CODE_ROOT) -> None:
-    """Makes the interpreter a plain one: with site builtins and packages, without our path."""
-    site.setquit()
-    site.setcopyright()
-    site.sethelper()
-    sys.path[:] = [path for path in sys.path if path != code_root]
-    if packages:
-        sys.path.append(packages)
-    sys.argv = [""]
-    sys.orig_argv = [sys.executable]
-
-
 def import_watched(sock: socket.socket, names: list[str]) -> None:
     """Imports modules ahead, each after the keeper has looked at us with the one before.
 
@@ -109,20 +95,6 @@ def import_watched(sock: socket.socket, names: list[str]) -> None:
         packets.send(sock, {"imported": True})
         if not sock.recv(16):
             os._exit(0)
-
-
-def import_ahead(names: list[str]) -> dict[str, str]:
-    """Imports modules; returns those that failed with the reason."""
-    failed: dict[str, str] = {}
-    os.environ.update(_ONE_THREAD)
-    for name in names:
-        try:
-            __import__(name)
-        except BaseException as error:  # noqa: BLE001 - a package may raise anything while it is imported
-            failed[name] = f"{type(error).__name__}: {error}"
-    for name in _ONE_THREAD:
-        os.environ.pop(name, None)
-    return failed
 
 
 def freeze(preload: bool, *, warm_up: bool = True) -> None:

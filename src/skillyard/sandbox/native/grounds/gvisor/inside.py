@@ -15,13 +15,16 @@ import resource
 import signal
 import socket
 import struct
-from typing import Any
 
 from skillyard.guest import main as guest
 from skillyard.ipc import packets
-from skillyard.sandbox.native.inside import init, later, walls
-from skillyard.sandbox.native.inside.zygote import be_plain, import_ahead
+from skillyard.sandbox.native.inside import init, words
+from skillyard.sandbox.native.inside.plain import be_plain, import_ahead
 from skillyard.sandbox.native.linux import kernel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _BOX = "run/box"
 _DEVICES_NOT_GIVEN = ("fuse", "net/tun", "ptmx")
@@ -53,17 +56,17 @@ def main(packages: str, preload: list[str], disk_bytes: int, processes: int, fil
 
 
 def work(packages: str, disk_bytes: int, processes: int, filters: list[str]) -> None:
-    """Builds the inside as the worker of the static program, and runs its one request; never returns."""
+    """Builds the inside as the static program's worker, and runs one request; never returns."""
     bounds = Bounds(disk_bytes, processes, filters)
     try:
         _build(packages, [], disk_bytes)
-        os.write(_CONTROL, walls.READY)
+        os.write(_CONTROL, words.READY)
     except BaseException as error:  # noqa: BLE001 - as above
         _tell_broken(_CONTROL, error)
         os._exit(1)
 
     def serve() -> None:
-        init.be_child((later.NOTHING, _OUTPUT, _OUTPUT, _CHANNEL, _LAST_WORDS))
+        init.be_child((0, _OUTPUT, _OUTPUT, _CHANNEL, _LAST_WORDS))
         bounds.enter()
         init.serve_guest(frozenset(), waits=True)
 
@@ -72,6 +75,7 @@ def work(packages: str, disk_bytes: int, processes: int, filters: list[str]) -> 
 
 def start_later(packages: str, disk_bytes: int, processes: int, filters: list[str], *pieces: str) -> None:
     """Goes on as a program that the static program starts beside its worker."""
+    from skillyard.sandbox.native.inside import later
 
     def be_child(fds: tuple[int, ...]) -> None:
         init.be_child(fds)
@@ -94,7 +98,7 @@ def _tell_broken(control: int, error: BaseException) -> None:
 
 
 class Bounds:
-    """What foreign code is held by before it begins: limits, an ordinary user, filters."""
+    """The bounds of foreign code inside of gVisor: limits, an ordinary user, filters."""
 
     def __init__(self, disk_bytes: int, processes: int, filters: list[str]) -> None:
         self._limits = (
@@ -138,7 +142,7 @@ class Init(init.Init):
     def heard(self, message: dict[str, Any]) -> None:
         """Tells how full the disk is, which only gVisor's kernel knows."""
         if "weigh" in message:
-            told = os.statvfs(walls.WORKSPACE)
+            told = os.statvfs(words.WORKSPACE)
             packets.send(self._keeper, {"weighed": (told.f_blocks - told.f_bfree) * told.f_frsize})
 
 
@@ -165,14 +169,14 @@ def _make_writable(disk_bytes: int) -> None:
     """Mounts one tmpfs for all that the sandbox can write, so that one limit counts it all."""
     os.chdir("/")
     kernel.mount("box", _BOX, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"size={disk_bytes},mode=0755")
-    for name, target in walls.WRITABLE.items():
+    for name, target in words.WRITABLE.items():
         path = f"{_BOX}/{name}"
         os.mkdir(path)
-        os.chmod(path, 0o755 if target == walls.WORKSPACE else 0o1777)
-        os.chown(path, walls.INSIDE_ID, walls.INSIDE_ID)
+        os.chmod(path, 0o755 if target == words.WORKSPACE else 0o1777)
+        os.chown(path, words.INSIDE_ID, words.INSIDE_ID)
         kernel.mount(path, target, None, kernel.MS_BIND)
     kernel.umount(_BOX)
-    os.chdir(walls.WORKSPACE)
+    os.chdir(words.WORKSPACE)
 
 
 def _close_doors() -> None:
@@ -191,8 +195,8 @@ def _become_nobody() -> None:
     for capability in _BOUNDING:
         kernel.prctl(kernel.PR_CAPBSET_DROP, capability)
     os.setgroups([])
-    os.setresgid(walls.INSIDE_ID, walls.INSIDE_ID, walls.INSIDE_ID)
-    os.setresuid(walls.INSIDE_ID, walls.INSIDE_ID, walls.INSIDE_ID)
+    os.setresgid(words.INSIDE_ID, words.INSIDE_ID, words.INSIDE_ID)
+    os.setresuid(words.INSIDE_ID, words.INSIDE_ID, words.INSIDE_ID)
     _hold(0)
 
 

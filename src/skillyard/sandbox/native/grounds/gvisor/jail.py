@@ -34,7 +34,9 @@ from skillyard.sandbox.native.linux.syscall_numbers import numbers
 ROOTFS, SHOW, STATE, BUNDLE = "/rootfs", "/show", "/state", "/bundle"
 
 _INIT = "from skillyard.sandbox.native.grounds.gvisor.inside import main, start_later, work"
-_START = modules.start(walls.CODE_ROOT, f"import gc, sys, json; gc.disable(); sys.path.append({walls.CODE_ROOT!r}); {_INIT}")
+_START = modules.start(
+    walls.CODE_ROOT, f"import gc, sys, json; gc.disable(); sys.path.append({walls.CODE_ROOT!r}); {_INIT}"
+)
 _COLLECT = (
     "import sys, json; place, shown = sys.argv[1:]; sys.path.append(place); "
     f"{_INIT}; from skillyard.sandbox.native.grounds.gvisor.modules import collect; collect(place, shown)"

@@ -14,7 +14,8 @@ from typing import Any
 from skillyard.ipc import packets
 from skillyard.sandbox.native.grounds.landlock.inside import places, walls
 from skillyard.sandbox.native.inside import init
-from skillyard.sandbox.native.inside.zygote import be_plain, freeze, import_watched, serve
+from skillyard.sandbox.native.inside.plain import be_plain
+from skillyard.sandbox.native.inside.zygote import freeze, import_watched, serve
 from skillyard.sandbox.native.linux import kernel
 
 DONE_STATUS = 0
