@@ -253,7 +253,10 @@ _EXECUTE_ONLY = 0o111
 
 _NATIVE = (
     *(f"linux/{name}" for name in ("__init__", "kernel", "landlock")),
-    *(f"inside/{name}" for name in ("__init__", "words", "walls", "steps", "init", "kept", "plain", "zygote", "later")),
+    *(
+        f"inside/{name}"
+        for name in ("__init__", "agreed", "walls", "steps", "init", "kept", "plain", "zygote", "later")
+    ),
 )
 
 START_ZYGOTE = (

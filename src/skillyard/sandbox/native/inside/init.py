@@ -15,7 +15,7 @@ from skillyard.guest import main as guest
 from skillyard.guest.programs import terminal
 from skillyard.ipc import packets
 from skillyard.sandbox.native.inside import kept
-from skillyard.sandbox.native.inside.words import CHANNEL_FD, DONE, READY, STACK_FD
+from skillyard.sandbox.native.inside.agreed import CHANNEL_FD, DONE, READY, STACK_FD
 from skillyard.sandbox.native.linux import kernel
 
 TYPE_CHECKING = False  # gVisor imports this in each sandbox, and typing takes a tenth of that

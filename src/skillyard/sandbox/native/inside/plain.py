@@ -6,7 +6,7 @@ import os
 import site
 import sys
 
-from skillyard.sandbox.native.inside.words import CODE_ROOT
+from skillyard.sandbox.native.inside.agreed import CODE_ROOT
 
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Numerical libraries read these when they load. Threads of theirs would not survive the fork."""

@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from skillyard.sandbox.native.inside.words import CHANNEL_FD as CHANNEL_FD
-from skillyard.sandbox.native.inside.words import CODE_ROOT as CODE_ROOT
-from skillyard.sandbox.native.inside.words import DONE as DONE
-from skillyard.sandbox.native.inside.words import INSIDE_ID as INSIDE_ID
-from skillyard.sandbox.native.inside.words import READY as READY
-from skillyard.sandbox.native.inside.words import SHM as SHM
-from skillyard.sandbox.native.inside.words import STACK_FD as STACK_FD
-from skillyard.sandbox.native.inside.words import TMP as TMP
-from skillyard.sandbox.native.inside.words import WORKSPACE as WORKSPACE
-from skillyard.sandbox.native.inside.words import WRITABLE as WRITABLE
+from skillyard.sandbox.native.inside.agreed import CHANNEL_FD as CHANNEL_FD
+from skillyard.sandbox.native.inside.agreed import CODE_ROOT as CODE_ROOT
+from skillyard.sandbox.native.inside.agreed import DONE as DONE
+from skillyard.sandbox.native.inside.agreed import INSIDE_ID as INSIDE_ID
+from skillyard.sandbox.native.inside.agreed import READY as READY
+from skillyard.sandbox.native.inside.agreed import SHM as SHM
+from skillyard.sandbox.native.inside.agreed import STACK_FD as STACK_FD
+from skillyard.sandbox.native.inside.agreed import TMP as TMP
+from skillyard.sandbox.native.inside.agreed import WORKSPACE as WORKSPACE
+from skillyard.sandbox.native.inside.agreed import WRITABLE as WRITABLE
 from skillyard.sandbox.native.linux import kernel, landlock
 
 INTO_CGROUP, PLAIN = b"+", b" "

@@ -18,7 +18,7 @@ import struct
 
 from skillyard.guest import main as guest
 from skillyard.ipc import packets
-from skillyard.sandbox.native.inside import init, words
+from skillyard.sandbox.native.inside import agreed, init
 from skillyard.sandbox.native.inside.plain import be_plain, import_ahead
 from skillyard.sandbox.native.linux import kernel
 
@@ -60,7 +60,7 @@ def work(packages: str, disk_bytes: int, processes: int, filters: list[str]) -> 
     bounds = Bounds(disk_bytes, processes, filters)
     try:
         _build(packages, [], disk_bytes)
-        os.write(_CONTROL, words.READY)
+        os.write(_CONTROL, agreed.READY)
     except BaseException as error:  # noqa: BLE001 - as above
         _tell_broken(_CONTROL, error)
         os._exit(1)
@@ -142,7 +142,7 @@ class Init(init.Init):
     def heard(self, message: dict[str, Any]) -> None:
         """Tells how full the disk is, which only gVisor's kernel knows."""
         if "weigh" in message:
-            told = os.statvfs(words.WORKSPACE)
+            told = os.statvfs(agreed.WORKSPACE)
             packets.send(self._keeper, {"weighed": (told.f_blocks - told.f_bfree) * told.f_frsize})
 
 
@@ -169,14 +169,14 @@ def _make_writable(disk_bytes: int) -> None:
     """Mounts one tmpfs for all that the sandbox can write, so that one limit counts it all."""
     os.chdir("/")
     kernel.mount("box", _BOX, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"size={disk_bytes},mode=0755")
-    for name, target in words.WRITABLE.items():
+    for name, target in agreed.WRITABLE.items():
         path = f"{_BOX}/{name}"
         os.mkdir(path)
-        os.chmod(path, 0o755 if target == words.WORKSPACE else 0o1777)
-        os.chown(path, words.INSIDE_ID, words.INSIDE_ID)
+        os.chmod(path, 0o755 if target == agreed.WORKSPACE else 0o1777)
+        os.chown(path, agreed.INSIDE_ID, agreed.INSIDE_ID)
         kernel.mount(path, target, None, kernel.MS_BIND)
     kernel.umount(_BOX)
-    os.chdir(words.WORKSPACE)
+    os.chdir(agreed.WORKSPACE)
 
 
 def _close_doors() -> None:
@@ -195,8 +195,8 @@ def _become_nobody() -> None:
     for capability in _BOUNDING:
         kernel.prctl(kernel.PR_CAPBSET_DROP, capability)
     os.setgroups([])
-    os.setresgid(words.INSIDE_ID, words.INSIDE_ID, words.INSIDE_ID)
-    os.setresuid(words.INSIDE_ID, words.INSIDE_ID, words.INSIDE_ID)
+    os.setresgid(agreed.INSIDE_ID, agreed.INSIDE_ID, agreed.INSIDE_ID)
+    os.setresuid(agreed.INSIDE_ID, agreed.INSIDE_ID, agreed.INSIDE_ID)
     _hold(0)
 
 
