@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from skillyard.domain.errors import InvalidInput, SandboxFault, SandboxGone
 from skillyard.guest.agent import wire
 from skillyard.guest.agent.wire import BadFrame
+from skillyard.values import dataclass
 
 HELLO_S = 20.0
 STALLED_S = 60.0
@@ -50,6 +51,18 @@ class Writer(Protocol):
 Opener = Callable[[], Awaitable[tuple[Reader, Writer]]]
 """Opens a new channel. It raises SandboxGone once the sandbox is gone."""
 Behind = Callable[["Channel"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """The nonce of an agent that the host has just made, for the first channel to it. ``ready`` returns when it stands.
+
+    The host says all on that channel to the place to which it gave the key. So it need not wait for the agent's proof
+    before it goes on, and takes no word before that proof.
+    """
+
+    nonce: str
+    ready: Callable[[], Awaitable[None]]
 
 
 class ChannelLost(SandboxFault):
@@ -205,6 +218,8 @@ class Channel:
         self._exchanges: dict[int, Exchange] = {}
         self._last = 0
         self._grace = 0
+        self._expected: tuple[bytes, str, str] | None = None
+        """The key and both nonces of an agreed greeting, until the agent answers it."""
         self._first = b""
         """The proof, until it was written: a way on which each piece is a request has one fewer."""
         self._reading: asyncio.Task[None] | None = None
@@ -214,13 +229,13 @@ class Channel:
         self.bulk = asyncio.Lock()
 
     @classmethod
-    async def open(cls, opener: Opener, key: bytes, bound_s: float = HELLO_S) -> Channel:
+    async def open(cls, opener: Opener, key: bytes, bound_s: float = HELLO_S, agreed: Agreed | None = None) -> Channel:
         """Opens a channel and proves to both sides that the other knows the key. Raises SandboxGone, ChannelLost."""
         try:
             async with asyncio.timeout(bound_s):
                 channel = cls(*await opener())
                 try:
-                    early = await channel._hello(key)
+                    early = await (channel._hello(key) if agreed is None else channel._begin_agreed(key, agreed))
                 except BaseException:
                     channel._writer.close()
                     raise
@@ -240,7 +255,25 @@ class Channel:
             if not (data := await self._reader.read(_READ)):
                 raise EOFError("the channel ended")
             frames = self._parser.feed(data)
-        kind, _, payload = frames[0]
+        theirs = self._meet(frames[0], key, nonce)
+        proof = wire.prove(key, "host", nonce, theirs, self.version)
+        self._first = wire.pack(wire.HELLO, 0, _encode({"proof": proof}))
+        asyncio.get_running_loop().call_later(_ALONE_S, self.write, b"")
+        return frames[1:]
+
+    async def _begin_agreed(self, key: bytes, agreed: Agreed) -> list[tuple[int, int, bytes]]:
+        """Greets an agent and proves what we are at once; its answer is looked at when it comes."""
+        nonce, self.version = secrets.token_hex(16), wire.VERSIONS[-1]
+        proof = wire.prove(key, "host", nonce, agreed.nonce, self.version)
+        said = {"versions": [self.version], "nonce": nonce}, {"proof": proof}
+        self._expected = key, nonce, agreed.nonce
+        self.write(b"".join(wire.pack(wire.HELLO, 0, _encode(one)) for one in said))
+        await agreed.ready()
+        return []
+
+    def _meet(self, frame: tuple[int, int, bytes], key: bytes, nonce: str) -> str:
+        """Takes the agent's answer to our greeting; returns its nonce. Raises BadFrame, SandboxGone."""
+        kind, _, payload = frame
         said = _object(payload)
         instance, theirs = said.get("instance"), said.get("nonce")
         version: Any = said.get("version")
@@ -254,10 +287,7 @@ class Channel:
         if not isinstance(instance, str) or len(instance) != 32 or not _INSTANCE.issuperset(instance):
             raise BadFrame("the agent does not name itself")
         self.instance, self.version = instance, version
-        proof = wire.prove(key, "host", nonce, theirs, version)
-        self._first = wire.pack(wire.HELLO, 0, _encode({"proof": proof}))
-        asyncio.get_running_loop().call_later(_ALONE_S, self.write, b"")
-        return frames[1:]
+        return theirs
 
     async def call(
         self,
@@ -348,11 +378,16 @@ class Channel:
                 frames = self._parser.feed(data)
         except BadFrame as error:
             why = f"the agent broke the protocol: {error}"
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, SandboxFault) as error:
             why = str(error)
         self._lose(why)
 
     def _frame(self, kind: int, number: int, payload: bytes) -> None:
+        if self._expected is not None:
+            (key, nonce, agreed), self._expected = self._expected, None
+            if self._meet((kind, number, payload), key, nonce) != agreed:
+                raise BadFrame("the agent has another nonce")
+            return
         exchange = self._exchanges.get(number)
         if kind == wire.HELLO or number > self._last:
             raise BadFrame("what nobody asked for")

@@ -13,30 +13,29 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from skillyard.domain.errors import InvalidInput, OutputDropped, ProtectionMissing, SandboxFault, SandboxGone, shown
+from skillyard.domain.errors import InvalidInput, OutputDropped, SandboxFault, SandboxGone, shown
 from skillyard.domain.network.session import PROXY_PORT, Egress
 from skillyard.domain.sandbox.spec import (
     DEFAULT_STREAMS,
     AtCap,
     Guest,
     Program,
+    Start,
     Stream,
     StreamLimits,
     Terminal,
-    encode_request,
 )
 from skillyard.domain.work.record import Ending, Outcome, Usage
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.agent_channel import AgentRefused, Channel, ChannelLost, Exchange
 from skillyard.sandbox.agent_link import ATTEMPTS, Link, Reach
+from skillyard.sandbox.agent_start import OVERDUE_S, Ahead, Follower, order_of
 from skillyard.sandbox.agent_stream import AgentStream, fault
 from skillyard.sandbox.agent_way_out import WayOut
-from skillyard.sandbox.file_programs import FilesOfSandbox
+from skillyard.sandbox.file_programs import Files, FilesOfSandbox
 
 S = TypeVar("S", bound="AgentSandbox")
 
-OVERDUE_S = 30.0
-"""How long after its deadline a program may go on before its agent is taken for broken."""
 _MOST_LEFT_MS = 30 * 24 * 3600 * 1000
 _MOST_REASON = 500
 _MOST = float(1 << 53)
@@ -52,9 +51,9 @@ _TOLD = {
 class AgentProcess:
     """A program that an agent supervises."""
 
-    def __init__(self, link: Link, id: str, streams: StreamLimits, left_ms: float, ahead: _Ahead | None = None) -> None:
+    def __init__(self, link: Link, id: str, streams: StreamLimits, left_ms: float, ahead: Ahead | None = None) -> None:
         self._link, self._id, self._streams = link, id, streams
-        self._ahead = ahead or _Ahead(id, channel=False)
+        self._ahead = ahead or Ahead(id, channel=False)
         self._until = time.monotonic() + left_ms / 1000 + OVERDUE_S
         self._ending: Ending | None = None
         self._sizes: Mapping[str, Any] = {}
@@ -172,34 +171,6 @@ class AgentProcess:
         await self._link.call("kill", {"id": self._id, "reason": reason[:_MOST_REASON]})
 
 
-class _Ahead:
-    """Exchanges that are begun with a program.
-
-    Its ending is asked for at once, and of a guest its channel, too. So a program takes one way to the agent and back,
-    where it took three.
-    """
-
-    def __init__(self, id: str, *, channel: bool) -> None:
-        self._id, self._channel = id, channel
-        self._begun: dict[str, Exchange] = {}
-
-    def begin(self, channel: Channel) -> None:
-        self.give_up()
-        if not channel.crowded:
-            if self._channel:
-                stream = Stream.CHANNEL.value
-                self._begun[stream] = channel.begin("output", id=self._id, stream=stream, offset=0)
-            self._begun[""] = channel.begin("wait", id=self._id)
-
-    def take(self, name: str) -> Exchange | None:
-        """Returns the output of a stream, or the ending under an empty name, once."""
-        return self._begun.pop(name, None)
-
-    def give_up(self) -> None:
-        while self._begun:
-            self._begun.popitem()[1].give_up()
-
-
 class AgentSandbox(FilesOfSandbox):
     """A sandbox behind an agent.
 
@@ -230,6 +201,7 @@ class AgentSandbox(FilesOfSandbox):
         self.way_out = WayOut(self._link, gate, proxy_port)
         self.proxy_port = proxy_port
         self._processes: dict[str, AgentProcess] = {}
+        self._behind: Follower | None = None
 
     @property
     def cut_off(self) -> bool:
@@ -256,33 +228,49 @@ class AgentSandbox(FilesOfSandbox):
         if id in self._processes:
             return self._processes[id]
         left_ms = self.timeout_ms if timeout_ms is None else timeout_ms
-        limits = {"log_bytes": streams.log_bytes, "channel_bytes": streams.channel_bytes, "timeout_ms": left_ms}
-        fields: dict[str, object] = {
-            "id": id,
-            "ring": streams.at_cap is AtCap.RING,
-            "stderr_bytes": streams.stderr_bytes,
-            **limits,
-        }
-        fields["waits"] = streams.at_cap is AtCap.WAIT
-        op, data, guest = "start", b"", isinstance(program, Guest)
-        if isinstance(program, Guest):
-            if program.kept:
-                raise ProtectionMissing("an agent keeps no program when others are ended", protections=["keeping"])
-            operation = program.request.get("op")
-            without_code = {operation: True} if operation in ("clear", "command") else {}
-            fields, data = {"guest": True, **without_code, **fields}, encode_request(program.request)
-        else:
-            words = {"args": program.args, "env": dict(program.variables), "cwd": program.cwd, "stdin": program.reads}
-            fields = {**words, **fields}
-            if (size := program.terminal) is not None:
-                op, fields["terminal"] = "terminal", [size.rows, size.columns]
-        ahead = _Ahead(id, channel=guest)
+        op, fields, data = order_of(Start(program, id, left_ms, streams))
+        ahead = Ahead(id, channel=isinstance(program, Guest))
+        behind = self._behind if self._behind is not None and self._behind.after == id else None
+        if behind is None:
+            self._touched()
+
+        def begin(channel: Channel) -> None:
+            ahead.begin(channel)
+            if behind is not None:
+                behind.begin(channel)
+
         try:
-            await self._link.call(op, fields, data, behind=ahead.begin)
+            await self._link.call(op, fields, data, behind=begin)
         except BaseException:
             ahead.give_up()
+            self._touched()
             raise
         return self._processes.setdefault(id, AgentProcess(self._link, id, streams, left_ms, ahead))
+
+    def follow(self, after: str, then: Start) -> None:
+        """Has a program start behind another one (:class:`skillyard.ports.sandbox.Following`)."""
+        self._touched()
+        self._behind = Follower(after, then)
+
+    async def followed(self) -> tuple[bytes, Ending] | None:
+        behind, self._behind = self._behind, None
+        if behind is None or (told := await behind.told()) is None:
+            return None
+        try:
+            return bytes.fromhex(told["channel"]), _ending(told)
+        except (LookupError, TypeError, ValueError):
+            raise SandboxFault("the sandbox's agent told of a program in no form that we know") from None
+
+    def _touched(self) -> None:
+        """Gives up what follows a program: something else is begun, which it would be too early for."""
+        if self._behind is not None:
+            self._behind.give_up()
+            self._behind = None
+
+    @property
+    def files(self) -> Files:
+        self._touched()
+        return super().files
 
     async def process(self, id: str) -> AgentProcess:
         if id not in self._processes:

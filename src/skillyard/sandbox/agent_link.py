@@ -11,6 +11,7 @@ from skillyard.sandbox.agent_channel import (
     HELLO_S,
     STALLED_S,
     AgentRefused,
+    Agreed,
     Behind,
     Channel,
     ChannelLost,
@@ -31,13 +32,14 @@ class Reach:
     """The way to an agent: an opener of channels, its key and, where known, its instance.
 
     An agent with another instance is a new one that has none of the programs. The first channel may take ``first_s``
-    to say hello, where its agent begins meanwhile.
+    to say hello, where its agent begins meanwhile. It may be ``agreed`` with an agent that was just made.
     """
 
     open: Opener
     key: bytes
     instance: str = ""
     first_s: float = HELLO_S
+    agreed: Agreed | None = None
 
 
 class Link:
@@ -45,7 +47,7 @@ class Link:
 
     def __init__(self, reach: Reach, handle: str, lease_s: float | None) -> None:
         self._reach, self._handle, self._lease_s = reach, handle, lease_s
-        self._instance = reach.instance
+        self._instance, self._agreed = reach.instance, reach.agreed
         self._channel: Channel | None = None
         self._opening = asyncio.Lock()
         self.closed = False
@@ -67,12 +69,17 @@ class Link:
             return self._channel
 
     async def _open(self) -> Channel:
-        bound_s = self._reach.first_s if self._channel is None else HELLO_S
-        channel = await Channel.open(self._reach.open, self._reach.key, bound_s)
+        reach, before = self._reach, self._channel
+        agreed, self._agreed = self._agreed, None
+        if before is None:
+            channel = await Channel.open(reach.open, reach.key, reach.first_s, agreed)
+        else:
+            self._instance = self._instance or before.instance
+            channel = await Channel.open(reach.open, reach.key)
         if self._instance and channel.instance != self._instance:
             await channel.close()
             raise SandboxGone(f"the agent of sandbox {self._handle} has died, and all that it held")
-        self._instance = channel.instance
+        self._instance = channel.instance  # which an agreed one tells later
         return channel
 
     async def call(

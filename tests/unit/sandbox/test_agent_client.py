@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.domain.errors import SandboxFault, SandboxGone, SkillyardError
-from skillyard.domain.sandbox.spec import Argv, Stream, StreamLimits
+from skillyard.domain.sandbox.spec import Argv, Start, Stream, StreamLimits
 from skillyard.domain.work.record import Ending, Outcome
 from skillyard.guest.agent import wire
 from skillyard.sandbox import agent_channel
-from skillyard.sandbox.agent_channel import Channel, ChannelLost
+from skillyard.sandbox.agent_channel import Agreed, Channel, ChannelLost
 from skillyard.sandbox.agent_client import AgentSandbox
 from skillyard.sandbox.agent_link import Reach
 
@@ -229,6 +229,55 @@ async def test_an_agent_without_the_key_is_not_spoken_to() -> None:
     agent = LyingAgent(lambda number, _: reply(number, {}), key=b"o" * 32)
     with pytest.raises(ChannelLost, match="not the agent's"):
         await sandbox_of(agent).connect()
+
+
+@pytest.mark.parametrize("first", [b"", reply(1, {}), wire.pack(wire.HELLO, 0, b"{}")])
+async def test_no_word_is_taken_before_the_proof_of_an_agent_with_an_agreed_nonce(first: bytes) -> None:
+    """The lying one knows the key, and answers with a nonce of its own, or begins otherwise."""
+
+    class Hasty(LyingAgent):
+        def write(self, data: bytes) -> None:
+            if first:
+                self._feed(first)
+            super().write(data)
+
+    agent = Hasty(lambda number, _: reply(number, {}), close=False, version=wire.VERSIONS[-1])
+    channel = await Channel.open(agent.open, KEY, agreed=Agreed("another", _ready))
+    with pytest.raises(ChannelLost, match="is lost"):
+        await channel.call("list", {})
+
+
+async def _ready() -> None:
+    return
+
+
+async def test_an_agent_of_an_earlier_release_is_not_asked_to_follow() -> None:
+    asked: list[str] = []
+
+    def answer(number: int, order: Mapping[str, Any]) -> bytes:
+        asked.append(order["op"])
+        return reply(number, {"outcome": "exit", "code": 0})
+
+    sandbox = sandbox_of(LyingAgent(answer, close=False, version=wire.WITH_FOLLOWING - 1))
+    sandbox.follow("one", Start(Argv(("y",)), "two", 1000))
+    await (await sandbox.start(Argv(("x",)), id="one")).wait()
+    assert (await sandbox.followed(), asked) == (None, ["start", "wait"])
+    await sandbox.close()
+
+
+@pytest.mark.parametrize("channel", [None, 1, "no digits", "0"])
+async def test_an_answer_of_a_follower_that_cannot_be_is_a_fault(channel: object) -> None:
+    agent = LyingAgent(
+        lambda number, _: reply(number, {"outcome": "exit", "code": 0, "channel": channel}),
+        close=False,
+        version=wire.WITH_FOLLOWING,
+    )
+    sandbox = sandbox_of(agent)
+    sandbox.follow("one", Start(Argv(("y",)), "two", 1000))
+    await (await sandbox.start(Argv(("x",)), id="one")).wait()
+    with pytest.raises(SandboxFault, match="no form"):
+        await sandbox.followed()
+    await sandbox.close()
 
 
 async def test_an_agent_of_no_version_that_we_know_is_gone() -> None:

@@ -29,11 +29,15 @@ host numbers its exchanges 1, 2, … and the agent opens none.
     R  JSON                   agent: the result; the exchange is over
     F  {"kind", "text", …}    agent: it failed; the exchange is over
 
-Hello: the host says ``{"versions": [1, 2, 3], "nonce": …}``. The agent answers
-``{"version": 3, "instance": …, "nonce": …, "proof": …}``, or ``{"versions": […]}`` where it knows none of them. The
+Hello: the host says ``{"versions": [1, 2, 3, 4], "nonce": …}``. The agent answers
+``{"version": 4, "instance": …, "nonce": …, "proof": …}``, or ``{"versions": […]}`` where it knows none of them. The
 host says ``{"proof": …}``. Proofs are made with the key of the settings (:func:`.wire.prove`): a program that replaces
 the socket cannot answer, and one that finds the socket is not served. The instance differs for each agent, so that a
 new one is not taken for an old one.
+
+A host that sends the settings over the very way that becomes the first channel may give the agent's ``nonce`` for it
+with them. Then it says both hellos and all else at once, before foreign code is there. No other channel is greeted with
+that nonce, so what was recorded of the first channel proves nothing on another.
 
 Operations, with their further fields:
 
@@ -42,6 +46,8 @@ Operations, with their further fields:
                started before gives that program: nothing is started twice
     terminal   …, terminal            the same on a terminal, of which it gives [rows, columns] (version 3)
     resize     id, rows, columns      another size of it (version 3)
+    follow     …, after               starts a guest behind the program ``after``, when that has ended by itself and
+                                      nothing else of ours is at work, and tells its ending and its channel (version 4)
     process    id                     the limits of a program, and the time that it has left
     list                              the newest programs
     output     id, stream, offset     the stream from there on as data, until the program has ended

@@ -79,8 +79,8 @@ class Exchange:
 class Channel:
     """Frames over the descriptor that is read from and that which is written to.
 
-    ``begin`` makes the exchange of an operation, or raises Refused. ``greeted`` is called when a greeting was answered,
-    and ``met`` when the host has proved itself.
+    ``take_nonce`` gives our nonce. ``begin`` makes the exchange of an operation, or raises Refused. ``greeted`` is
+    called when a greeting was answered, and ``met`` when the host has proved itself.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class Channel:
         fds: tuple[int, int],
         key: bytes,
         instance: str,
+        take_nonce: Callable[[], str],
         begin: Callable[[Channel, int, Mapping[str, Any]], Exchange],
         greeted: Callable[[], None],
         met: Callable[[], None],
@@ -96,7 +97,7 @@ class Channel:
     ) -> None:
         self._loop, self._key, self._instance = loop, key, instance
         self._fd, self._into = fds
-        self._begin, self._greeted, self._met, self._lost = begin, greeted, met, lost
+        self._take_nonce, self._begin, self._greeted, self._met, self._lost = take_nonce, begin, greeted, met, lost
         self._parser = wire.Parser(wire.TO_AGENT)
         self._out: deque[memoryview] = deque()
         self._waiting = 0
@@ -247,7 +248,7 @@ class Channel:
             if not common:
                 self._say({"versions": list(wire.VERSIONS)})
                 raise BadFrame("no version in common")
-            self._nonces = theirs, os.urandom(16).hex()
+            self._nonces = theirs, self._take_nonce()
             self._version = max(common)
             proof = wire.prove(self._key, "agent", *self._nonces, self._version)
             nonce = self._nonces[1]

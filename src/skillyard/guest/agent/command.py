@@ -11,6 +11,8 @@ Its settings are a JSON object::
     spool        the directory for output that does not stay in memory (/tmp)
     single       one program is started: its end is told when nothing of its tree is left
     timeout_ms   the deadline of programs that are given none (300000)
+    nonce        the agent's nonce for the first channel that greets it: a host that knows it proves itself with its
+                 greeting, and begins exchanges behind it ("": it makes each of its nonces itself)
     ahead        the agent makes ready when a host has greeted it: begins the interpreter of a guest, and where it is
                  for more than one program imports what guests of commands need (false)
     limits       limits of the agent and all that it starts, by their numbers (setrlimit(2)) ({})
@@ -51,6 +53,7 @@ _DEFAULTS: dict[str, Any] = {
     "spool": "/tmp",  # noqa: S108 - a directory of the sandbox
     "single": False,
     "timeout_ms": 300_000,
+    "nonce": "",
     "ahead": False,
     "limits": {},
     "filters": [],
@@ -228,6 +231,8 @@ def _settings() -> dict[str, Any]:
         raise ValueError("settings: not an object of known names")
     if not isinstance(given.get("key"), str) or len(bytes.fromhex(given["key"])) != 32:
         raise ValueError("settings: the key has 64 hexadecimal digits")
+    if not isinstance(given.get("nonce", ""), str):
+        raise ValueError("settings: the nonce is a text")
     return {**_DEFAULTS, **given}
 
 

@@ -12,7 +12,7 @@ from .channel import Channel, Exchange
 from .loop import Loop
 from .programs import STREAMS, Program, Programs, Refused, raise_files, spent
 from .relay import Forward, Workers
-from .start import Place, import_ahead
+from .start import Place, import_ahead, import_clearing
 from .supervisor import end_others
 from .way_out import WaysOut
 
@@ -37,6 +37,8 @@ _CROWDED_S = 0.1
 _MOST_ID = 200
 _MOST = 1 << 50
 _MOST_REQUEST = 256 * 1024 * 1024
+_MOST_FOLLOWED = 16 * 1024
+"""Bytes of its channel that are told of a program which followed another."""
 
 
 class Agent:
@@ -46,6 +48,7 @@ class Agent:
         self.loop = Loop(self._reaped, self._settled)
         self._key = bytes.fromhex(settings["key"])
         self._instance = os.urandom(16).hex()
+        self._nonce: str = settings["nonce"]
         self._place = Place(settings, bundle, raise_files(), fork)
         self._programs = Programs(self.loop, self._place, self._sweep)
         self._workers = Workers(self.loop, self._place)
@@ -71,7 +74,7 @@ class Agent:
         Where ``into`` is given, it is written to, and ``fd`` is only read from.
         """
         ends = fd, fd if into < 0 else into
-        told = self._begin, self._greeted, self._renew, self._lost
+        told = self._take_nonce, self._begin, self._greeted, self._renew, self._lost
         channel = Channel(self.loop, ends, self._key, self._instance, *told)
         channel.peer = peer
         self._channels.append(channel)
@@ -94,6 +97,11 @@ class Agent:
     def _make_room(self) -> None:
         """Closes the oldest channel that has not said hello, as programs hold them open, or of all."""
         (next((channel for channel in self._channels if not channel.known), None) or self._channels[0]).close()
+
+    def _take_nonce(self) -> str:
+        """Returns the nonce for a channel. That of the settings is for one channel alone."""
+        nonce, self._nonce = self._nonce, ""
+        return nonce or os.urandom(16).hex()
 
     def _greeted(self) -> None:
         """Makes ready behind the first greeting, while the host proves itself and asks."""
@@ -121,6 +129,16 @@ class Agent:
 
     def _start(self, channel: Channel, number: int, order: Mapping[str, Any]) -> Exchange:
         return _Start(channel, number, self._programs, _checked(order, self._place.timeout_ms))
+
+    def _follow(self, channel: Channel, number: int, order: Mapping[str, Any]) -> Exchange:
+        checked = _checked({**order, "op": "start"}, self._place.timeout_ms)
+        if not checked.get("guest"):
+            raise Refused("invalid", "a guest alone follows another program")
+        return _Follow(channel, number, self._programs, checked, self.loop, self._is_quiet)
+
+    def _is_quiet(self) -> bool:
+        """Returns whether no program is at work, and no files are served."""
+        return not self._workers.pids() and all(program.ended is not None for program in self._programs)
 
     def _process(self, channel: Channel, number: int, order: Mapping[str, Any]) -> Exchange:
         return _Answer(channel, number, _about(self._programs.get(order["id"])))
@@ -310,6 +328,67 @@ class _Start(Exchange):
             self._request = -1
 
 
+class _Follow(_Start):
+    """Starts a guest behind a program, and answers with the guest's ending and channel."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        number: int,
+        programs: Programs,
+        order: Mapping[str, Any],
+        loop: Loop,
+        is_quiet: Callable[[], bool],
+    ) -> None:
+        self._before, self._loop, self._is_quiet = programs.get(order["after"]), loop, is_quiet
+        self._watched: Program | None = None
+        super().__init__(channel, number, programs, order)
+
+    def ended(self) -> None:
+        if self._order.get("clear"):
+            import_clearing()  # while the program before is at work
+        self._when_ended(self._before, self._next)
+
+    def _when_ended(self, program: Program, function: Callable[[], None]) -> None:
+        if program.ended is None:
+            self._watched, self._function = program, function
+            program.watchers.add(function)
+        else:
+            function()
+
+    def _next(self) -> None:
+        """Begins when the ending of the program before was told."""
+        # A fork takes as long as many a program.
+        self._loop.after(0.0, self._begin)
+
+    def _begin(self) -> None:
+        if self.open:
+            self.channel.flush()
+        if not self.open:
+            return
+        id, before = self._order["id"], self._before.ended or {}
+        try:
+            if not self._programs.known(id) and (before.get("outcome") != "exit" or not self._is_quiet()):
+                raise Refused("skipped", "the program before did not end by itself, or something else is at work")
+            if self._request >= 0:
+                os.lseek(self._request, 0, os.SEEK_SET)
+            program = self._programs.start(self._order, self._request)
+        except Refused as refused:
+            self.fail(refused)
+        else:
+            self._when_ended(program, lambda: self._tell(program))
+
+    def _tell(self, program: Program) -> None:
+        spool = program.spools["channel"]
+        channel = b"" if spool.first else spool.read(0, _MOST_FOLLOWED)
+        self.reply({**(program.ended or {}), "channel": channel.hex()})
+
+    def closed(self) -> None:
+        if self._watched is not None:
+            self._watched.watchers.discard(self._function)
+        super().closed()
+
+
 class _Output(Exchange):
     """Pushes one stream of a program."""
 
@@ -376,6 +455,7 @@ class _Input(Exchange):
 
 _OPERATIONS: dict[str, Callable[[Agent, Channel, int, Mapping[str, Any]], Exchange]] = {
     "start": Agent._start,
+    "follow": Agent._follow,
     "terminal": Agent._start,
     "resize": Agent._resize,
     "process": Agent._process,

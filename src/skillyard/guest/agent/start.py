@@ -133,8 +133,7 @@ def _guest(
     place: Place, order: Mapping[str, Any], stdio: tuple[int, int, int], kept: tuple[int, ...]
 ) -> Callable[[], NoReturn]:
     if order.get("clear"):
-        from .. import clearing  # noqa: F401 - a fork of the agent needs it
-
+        import_clearing()
         ways = frozenset(place.ways())
         return lambda: _clear(place, stdio, kept, ways)
     if is_forked(place, order):
@@ -175,6 +174,11 @@ def _clear(place: Place, stdio: tuple[int, int, int], kept: tuple[int, ...], spa
 def import_ahead() -> None:
     """Imports what forks of the agent for guests without foreign code need."""
     from .. import clearing, main, process  # noqa: F401
+
+
+def import_clearing() -> None:
+    """Imports what a fork of the agent that clears the sandbox needs."""
+    from .. import clearing  # noqa: F401
 
 
 def is_forked(place: Place, order: Mapping[str, Any]) -> bool:

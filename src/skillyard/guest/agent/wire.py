@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 else:
     from _blake2 import blake2b  # hashlib loads OpenSSL, which takes an agent as long as all its other modules
 
-VERSIONS = (1, 2, 3)
-"""Version 2 has the operations `listen` and `accept`, version 3 `terminal` and `resize`, and proofs by BLAKE2b."""
-WITH_A_WAY_OUT, WITH_BLAKE = 2, 3
+VERSIONS = (1, 2, 3, 4)
+"""Version 2 has the operations `listen` and `accept`, version 3 `terminal` and `resize`, and proofs by BLAKE2b, and
+version 4 `follow`."""
+WITH_A_WAY_OUT, WITH_BLAKE, WITH_FOLLOWING = 2, 3, 4
 HELLO, OPEN, DATA, END, CREDIT, CANCEL, REPLY, FAIL = b"HODEWCRF"
 PIECE = 64 * 1024
 """The most bytes of one frame of data."""
