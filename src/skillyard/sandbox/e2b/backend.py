@@ -20,7 +20,7 @@ from skillyard.domain.sandbox.guarantees import Level, Nature, Probe, Protection
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.ports.gate import Plug
-from skillyard.sandbox.agent_channel import Opener
+from skillyard.sandbox.agent_channel import Agreed, Opener
 from skillyard.sandbox.e2b import alone, stage
 from skillyard.sandbox.e2b.account import MEND, checked, fit, groups_of, told_by
 from skillyard.sandbox.e2b.channel import CommandChannel
@@ -123,9 +123,10 @@ class E2bBackend(RemoteBackend["AsyncSandbox"]):
     async def _set_up(
         self, machine: AsyncSandbox, spec: SandboxSpec, of: str, metadata: Mapping[str, str]
     ) -> RemoteSandbox:
-        channel = await self._staged(machine, spec, of, self.agent_key(metadata[NONCE]))
-        opener = self._opener(machine, channel, self.agent_key(metadata[NONCE]))
-        return await self.joined(self._id(machine), metadata, opener, first_s=BOUND_S)
+        key = self.agent_key(metadata[NONCE])
+        channel, agreed = await self._staged(machine, spec, of, key)
+        opener = self._opener(machine, channel, key)
+        return await self.joined(self._id(machine), metadata, opener, first_s=BOUND_S, agreed=agreed)
 
     async def _rejoined(self, found: Remote) -> RemoteSandbox:
         machine = await self._provider.connect(found.id, span(_timeout_ms(found), self._max_ttl_s))
@@ -142,7 +143,9 @@ class E2bBackend(RemoteBackend["AsyncSandbox"]):
                 await asyncio.sleep(AGAIN_S)
         return await self._provider.create(of, metadata, ttl_s, key)
 
-    async def _staged(self, machine: AsyncSandbox, spec: SandboxSpec, template: str, key: bytes) -> CommandChannel:
+    async def _staged(
+        self, machine: AsyncSandbox, spec: SandboxSpec, template: str, key: bytes
+    ) -> tuple[CommandChannel, Agreed | None]:
         """Has the stage of a machine make the sandbox; returns the first channel to its agent.
 
         Raises SandboxFault.
@@ -155,7 +158,7 @@ class E2bBackend(RemoteBackend["AsyncSandbox"]):
             alone.refuse(spec, template)
             channel = await alone.begun(self._provider, machine, spec, key, known, self._ends(machine))
             channel.opens_with(partial(_begins, channel))
-            return channel
+            return channel, None
         source = f"{stage.ROOT}/stage-{hashlib.sha256(stage_source()).hexdigest()[:16]}.py"
         if known is None:
             await self._upload(machine, source, stage_source())
@@ -177,7 +180,8 @@ class E2bBackend(RemoteBackend["AsyncSandbox"]):
         if guest_name() not in known["guests"]:
             guest = f"{stage.ROOT}/{guest_name()}.pyz"
             uploads[guest] = guest_bundle()
-        given, archive = order(spec, key.hex(), guest, int(known["processors"])), b""
+        nonce = secrets.token_hex(16)
+        given, archive = order(spec, key.hex(), guest, int(known["processors"]), nonce), b""
         if content := lacking(spec, frozenset(known["content"])):
             with tempfile.TemporaryFile() as packed:
                 await to_its_end(pack, content, packed)
@@ -202,7 +206,7 @@ class E2bBackend(RemoteBackend["AsyncSandbox"]):
         said = json.dumps(given).encode()
         channel.write(b"%08x" % len(said) + said + archive)
         channel.opens_with(told)
-        return channel
+        return channel, Agreed(nonce, channel.opened)
 
     def _ends(self, machine: AsyncSandbox) -> Callable[[], bool]:
         return lambda: str(machine.sandbox_id) in self._destroying

@@ -81,9 +81,7 @@ class CommandChannel:
 
     async def read(self, n: int = -1, /) -> bytes:
         """Returns at most ``n`` bytes; none at the end. Raises EOFError for text, SandboxGone without an agent."""
-        if (first := self._first) is not None:
-            self._first = None
-            await first()
+        await self.opened()
         while not self._left:
             if self._pieces:
                 try:
@@ -101,6 +99,12 @@ class CommandChannel:
         most = len(self._left) if n < 0 else n
         data, self._left = self._left[:most], self._left[most:]
         return data
+
+    async def opened(self) -> None:
+        """Returns when the first line was taken."""
+        if (first := self._first) is not None:
+            self._first = None
+            await first()
 
     async def line(self) -> bytes:
         """Returns the first line, or the part of it that came before the command ended."""

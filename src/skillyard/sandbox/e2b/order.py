@@ -29,14 +29,18 @@ SPARE = 2
 """Processes of ours: the agent, and a program that makes others or a worker for files."""
 
 
-def order(spec: SandboxSpec, key: str, guest: str, processors: int) -> dict[str, Any]:
-    """Returns the order for a sandbox. ``guest`` is the guest's place in the machine."""
+def order(spec: SandboxSpec, key: str, guest: str, processors: int, nonce: str = "") -> dict[str, Any]:
+    """Returns the order for a sandbox. ``guest`` is the guest's place in the machine.
+
+    ``nonce`` is the agent's for its first channel (:class:`skillyard.sandbox.agent_channel.Agreed`).
+    """
     limits = spec.limits
     # RLIMIT_DATA counts stacks whole, which are hardly touched; the control group counts what is.
     data = (limits.memory_mb << 20) + limits.pids * _STACK
     own = {resource.RLIMIT_NOFILE: container.FILES, resource.RLIMIT_DATA: data}
     agent = {
         "key": key,
+        "nonce": nonce,
         "env": {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/workspace", "LANG": "C.UTF-8"},
         "single": spec.single,
         "lease_s": LEASE_S if spec.owner is Owner.RUN else None,

@@ -27,7 +27,7 @@ from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Held, Owner, Program,
 from skillyard.domain.work.limits import MINIMUM
 from skillyard.domain.work.record import Usage
 from skillyard.ports.gate import Plug
-from skillyard.sandbox.agent_channel import HELLO_S, Opener
+from skillyard.sandbox.agent_channel import HELLO_S, Agreed, Opener
 from skillyard.sandbox.agent_client import AgentProcess, AgentSandbox, plugged
 from skillyard.sandbox.agent_link import Reach
 from skillyard.sandbox.content import ContentCache
@@ -242,6 +242,7 @@ class RemoteBackend(Generic[R]):
         began: float = 0.0,
         image: str = "",
         first_s: float = HELLO_S,
+        agreed: Agreed | None = None,
     ) -> RemoteSandbox:
         """Joins an agent. ``left_s`` are certain for its machine, by default its whole span. Raises SandboxFault."""
         try:
@@ -250,7 +251,7 @@ class RemoteBackend(Generic[R]):
             owner, timeout_ms, nonce = Owner(metadata[OWNER]), int(metadata[TIMEOUT]), metadata[NONCE]
         except (LookupError, TypeError, ValueError, AttributeError):
             raise SandboxFault(f"the provider changed the metadata of {shown(handle)}") from None
-        reach = Reach(opener, self.agent_key(nonce), first_s=first_s)
+        reach = Reach(opener, self.agent_key(nonce), first_s=first_s, agreed=agreed)
         lease_s, gate = LEASE_S if owner is Owner.RUN else None, self._gate
         sandbox = RemoteSandbox(reach, handle, enforced, timeout_ms=timeout_ms, lease_s=lease_s, image=image, gate=gate)
         span_s = span(timeout_ms, self._max_ttl_s)
