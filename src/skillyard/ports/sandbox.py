@@ -208,6 +208,26 @@ class Forwarding(Protocol):
 
 
 @runtime_checkable
+class Following(Protocol):
+    """A sandbox that starts a guest behind a program without another message of ours."""
+
+    def follow(self, after: str, then: Start) -> None:
+        """Has ``then`` start when ``after`` has ended by itself.
+
+        That program is about to be started.
+        """
+        ...
+
+    async def followed(self) -> tuple[bytes, Ending] | None:
+        """Returns the channel and the ending of the program that was told to :meth:`follow`, once.
+
+        None where it was not started, or anything else was begun in the sandbox since ``after`` was.
+        Raises SandboxGone, SandboxFault.
+        """
+        ...
+
+
+@runtime_checkable
 class Forgetting(Protocol):
     """A sandbox that can let go of programs. It keeps their output for as long as it lives otherwise."""
 

@@ -18,7 +18,7 @@ from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.lending import PATIENCE_S
 from skillyard.engine.observer import Fault, Observer
 from skillyard.engine.sessions.interpreter import answers, end
-from skillyard.engine.sessions.sandbox import clear, end_programs
+from skillyard.engine.sessions.sandbox import clear, destroy_all, end_programs
 from skillyard.engine.sessions.turns import Turns
 from skillyard.ports.clock import Clock, Ids
 from skillyard.ports.records import RecordStore
@@ -461,12 +461,11 @@ class Keeping:
 
     async def _destroy(self, session: SessionRecord) -> None:
         """Ends every sandbox that was made for a session, also those that no record has. Raises SandboxFault."""
-        mine = f"{session.session_id}-"
         async with asyncio.timeout(PATIENCE_S):
-            for backend in self._backends:
-                for held in await backend.survey():
-                    if held.key.startswith(mine):
-                        await backend.destroy(held.handle)
+            own = None
+            with suppress(SandboxGone):
+                own = (await self.offer(session.isolation)).backend
+            await destroy_all(self._backends, f"{session.session_id}-", own, session.sandbox)
 
     async def _changed(self, session: SessionRecord, change: Change) -> SessionRecord:
         """Returns the session after ``change``. Raises SandboxGone when it was ended."""

@@ -15,7 +15,16 @@ from skillyard.engine.lending import PATIENCE_S, Loan, Order, Queued
 from skillyard.engine.observer import Fault, Observer
 from skillyard.engine.sessions import interpreter
 from skillyard.engine.sessions.keeping import LOST, SERVER, Keeping, Use, interpreter_of
-from skillyard.engine.sessions.sandbox import INPUTS, bring, end_programs, fit_of, kept_spec, move, trusting
+from skillyard.engine.sessions.sandbox import (
+    INPUTS,
+    bring,
+    clear_behind,
+    end_programs,
+    fit_of,
+    kept_spec,
+    move,
+    trusting,
+)
 from skillyard.engine.shares import Admission
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.sandbox import Sandbox
@@ -112,6 +121,8 @@ class SessionLoan(Loan):
         if network is not None:
             guest = trusting(await network.enter(sandbox, guest, reused=self._reused))
         self._began = asyncio.get_running_loop().time()
+        if not self.keeps:
+            clear_behind(sandbox, self._use.run_id)
         return sandbox, guest
 
     async def _in_interpreter(self, sandbox: Sandbox, guest: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -23,13 +23,14 @@ from skillyard.domain.sandbox.spec import (
     Mount,
     Owner,
     SandboxSpec,
+    Start,
     Stream,
     StreamLimits,
     clear_request,
 )
 from skillyard.domain.work.record import Ending, Outcome
 from skillyard.engine.backends import Offer
-from skillyard.ports.sandbox import Imaged, Sandbox
+from skillyard.ports.sandbox import Backend, Following, Imaged, Sandbox
 
 WORKSPACE = "/workspace"
 INPUTS = "/tmp/blobs"  # noqa: S108 - inside a sandbox
@@ -120,6 +121,28 @@ async def move(old: Sandbox, new: Sandbox) -> None:
     await new.end_files()
 
 
+async def destroy_all(backends: Iterable[Backend], prefix: str, own: Backend | None, handle: str | None) -> None:
+    """Destroys a sandbox of ``own`` by its handle, and all whose key begins with ``prefix``.
+
+    Raises SandboxFault.
+    """
+
+    async def destroy_known() -> None:
+        if own is not None and handle is not None:
+            await own.destroy(handle)
+
+    async def destroy_others() -> None:
+        for backend in backends:
+            for held in await backend.survey():
+                if held.key.startswith(prefix) and (backend is not own or held.handle != handle):
+                    await backend.destroy(held.handle)
+
+    # A sandbox that no record has is rare, and a provider's list takes as long as the end of the known one.
+    for done in await asyncio.gather(destroy_known(), destroy_others(), return_exceptions=True):
+        if done is not None:
+            raise done
+
+
 async def end_programs(sandbox: Sandbox, ids: Iterable[str]) -> None:
     """Ends programs that a call may have left at work, and waits for that. Raises SandboxGone."""
     for id in ids:
@@ -129,12 +152,22 @@ async def end_programs(sandbox: Sandbox, ids: Iterable[str]) -> None:
             await process.wait()
 
 
+def clear_behind(sandbox: Sandbox, run_id: str) -> None:
+    """Has a sandbox cleared as soon as the next program, that of a run, has ended, if it can."""
+    if isinstance(sandbox, Following):
+        sandbox.follow(run_id, Start(Guest(clear_request(), alone=True), f"{run_id}-clears", CLEAR_MS, _CLEAR_STREAMS))
+
+
 async def clear(sandbox: Sandbox, id: str) -> Ending:
     """Clears a sandbox of all but files and kept programs; returns the ending of what did.
 
     Raises SandboxFault where something is left, or nothing confirms that all is gone.
     """
     await sandbox.end_files()
+    if isinstance(sandbox, Following) and (told := await sandbox.followed()) is not None:
+        channel, ending = told
+        if ending.outcome is Outcome.EXIT and _told(channel) == []:
+            return ending  # else it is tried once more
     process = await sandbox.start(
         Guest(clear_request(), alone=True), id=id, timeout_ms=CLEAR_MS, streams=_CLEAR_STREAMS
     )
