@@ -13,6 +13,7 @@ WRITING.program(
     import sysconfig
     own = ("/workspace", "/tmp", "/dev/shm", "/proc")
     devices = {"/dev/" + name for name in ("null", "zero", "full", "random", "urandom", "tty")}
+    devices |= {"/dev/pts/ptmx"} if OWN_KERNEL else set()  # terminals of its own kernel
     tops = ("/",) if listed("/") else ("/usr", "/etc", "/var", "/run", "/root", "/home", "/opt", "/srv",
                                            "/usr/bin", "/usr/lib", os.path.dirname(os.__file__))
     count, until = 0, time.monotonic() + 12
