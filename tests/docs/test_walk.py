@@ -11,7 +11,7 @@ from tests.docs.walk import walk_of_run
 
 pytestmark = pytest.mark.anyio
 
-MODULES, RETURNS = 40, 84
+MODULES, RETURNS = 40, 72
 """As many as were reached. Fewer are better: lower the numbers then."""
 ROUNDS = 60
 """On a busy host a run lasts longer than its reader waits for the end, and takes more steps: another round may not."""

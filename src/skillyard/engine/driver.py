@@ -74,10 +74,18 @@ class Tools:
     environments: Mapping[str, EnvironmentSettings]
     packages: PackagesSettings
 
-    def start(self, run_id: str, guest: Guest, timeout_ms: int, at_cap: AtCap = AtCap.END) -> Start:
-        """Returns the program of a run."""
+    def start(
+        self,
+        run_id: str,
+        guest: Mapping[str, Any],
+        timeout_ms: int,
+        *,
+        kept: bool = False,
+        at_cap: AtCap = AtCap.END,
+    ) -> Start:
+        """Returns the program of a run, of the request to its guest."""
         streams = StreamLimits(self.log_bytes, self.blob_bytes + _BESIDE_BLOBS, at_cap=at_cap)
-        return Start(guest, run_id, timeout_ms, streams)
+        return Start(Guest(guest, kept=kept), run_id, timeout_ms, streams)
 
 
 class Driver:
@@ -197,7 +205,8 @@ class Driver:
             return Failure("SandboxError", error.message)
 
     async def _work(self) -> Failure | None:
-        if self._ledger is None:  # the record of another says where its sandbox is before the program starts
+        # The record of a run with a ledger says where its sandbox is before the program starts.
+        if self._ledger is None and not self._loan.is_launching:
             self._loan.launch(self._first(self._job.guest))
         sandbox, guest = await self._loan.open(self._job.guest)
         if self._ledger is None and self._noted is False and not self._loan.launched_over:
@@ -281,7 +290,7 @@ class Driver:
     def _first(self, guest: Mapping[str, Any]) -> Start:
         at_cap = AtCap.END if self._ledger is None else self._job.at_cap
         timeout_ms = self._job.limits.timeout_ms
-        return self._tools.start(self._run_id, Guest(guest, kept=self._loan.keeps), timeout_ms, at_cap)
+        return self._tools.start(self._run_id, guest, timeout_ms, kept=self._loan.keeps, at_cap=at_cap)
 
     def _standing(self, sandbox: Sandbox) -> RunRecord:
         """Returns the record of a run whose program is about to start in ``sandbox``."""

@@ -51,7 +51,7 @@ NO_OWN_TMP = """
 WRITABLE = {"workspace": WORKSPACE, "shm": SHM}
 TMP = "/run/box"
 """
-"""What a sandbox writes is mounted elsewhere, and /tmp stays the root's."""
+"""The box is mounted elsewhere, so that it does not cover the root's own /tmp."""
 
 
 def _hosts(flag: str, more: str = "") -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a host says without waiting for the agent: a guest that follows a program, and an agreed greeting."""
+"""A host speaks ahead of the agent's answer: it orders a guest behind a program, and greets with an agreed nonce."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_a_clearing_follows_a_program_that_ended_by_itself(box: AgentBox) 
     assert told is not None
     channel, ending = told
     assert (ending.outcome, ending.code, channel[:1]) == (Outcome.EXIT, 0, b"R")
-    assert not [what for what in json.loads(channel[5:])["left"] if "process" not in what]  # the box is no namespace
+    assert not [what for what in json.loads(channel[5:])["left"] if "process" not in what]  # it sees the host's
     assert list((box.root / "tmp").iterdir()) == []
     assert await client.followed() is None
 

@@ -20,7 +20,7 @@ BOUND_S = 30.0
 
 
 def load(word: str, volume: Path, stream: bytes = b"") -> dict[str, str]:
-    """What the loader tells of ``it`` in a volume."""
+    """Returns the loader's word about ``it`` in a volume."""
     words = [sys.executable, "-I", "-S", "-c", SOURCE, word, str(volume / "it")]
     done = subprocess.run(words, input=stream, capture_output=True, timeout=BOUND_S)
     assert done.stderr == b""

@@ -11,7 +11,7 @@ from typing import Any
 
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, SkillyardError, StoreFault
 from skillyard.domain.principal import Principal, agent_scope
-from skillyard.domain.sandbox.spec import Guest, Owner
+from skillyard.domain.sandbox.spec import Owner
 from skillyard.domain.work.record import Outcome, RunRecord
 from skillyard.domain.work.session import check_alias
 from skillyard.engine.driver import Driver, Tools
@@ -241,7 +241,7 @@ class RunService:
                 # Others begin here, and their record is made meanwhile.
                 if not (plan.request.idempotency_key or grant.spec.mounts):
                     with suppress(SkillyardError):  # the driver meets it too, and records it
-                        loan.launch(self._tools.start(plan.run_id, Guest(grant.guest), plan.limits.timeout_ms))
+                        loan.launch(self._tools.start(plan.run_id, grant.guest, plan.limits.timeout_ms))
                 job = job_of(plan, grant, self._tools.network, loan.session)
                 if loan.session is not None:
                     job = replace(job, redaction=await self._sessions.redaction(loan.session, grant.given))

@@ -153,7 +153,7 @@ class TwinBackend:
         self.not_cleared: list[str] = []
         """Names that each clearing leaves."""
         self.platform: Platform | None = None
-        """Of its sandboxes' interpreter, where that is not this server's."""
+        """The platform of its sandboxes' interpreter; None for this server's own."""
         self.destroyed: list[str] = []
         self.prepared: list[SandboxSpec] = []
         self._host = host or TwinHost()
