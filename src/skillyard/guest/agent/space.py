@@ -64,16 +64,18 @@ def leave(hostname: str) -> None:
 
 
 class Tree:
-    """A file tree over an empty directory. Its steps are taken once :meth:`enter` has left the machine's own.
+    """A file tree over an empty directory. Its steps are taken by :meth:`enter` and, of those behind it, :meth:`seal`.
 
-    Sources are paths of the machine, and targets those of the new tree.
+    Sources are paths of the machine, behind :meth:`enter` real ones, and targets those of the new tree.
     """
 
     def __init__(self) -> None:
+        self._entered = False
         self._steps: list[tuple[Callable[..., None], tuple[object, ...]]] = []
 
     def bind(self, source: str, target: str, *, writable: bool = False) -> None:
-        self._steps.append((_bind, (_OLD + os.path.realpath(source), target, 0 if writable else READ_ONLY)))
+        found = source if self._entered else os.path.realpath(source)
+        self._steps.append((_bind, (_OLD + found, target, 0 if writable else READ_ONLY)))
 
     def link(self, value: str, path: str) -> None:
         self._steps.append((_link, (value, path)))
@@ -91,7 +93,7 @@ class Tree:
         self._steps.append((_dev, ()))
 
     def enter(self, top: str) -> None:
-        """Makes the tree over the directory ``top``, and leaves the machine's. Raises OSError, ValueError."""
+        """Makes the tree over the directory ``top``, which becomes the root. Raises OSError, ValueError."""
         os.umask(0o022)
         mount("none", "/", "", _RECURSIVE | _PRIVATE)
         mount("tmpfs", top, "tmpfs", _NOSUID | _NODEV, "mode=0755")
@@ -99,12 +101,21 @@ class Tree:
         os.chdir(top)
         _done(_libc.syscall(_PIVOT_ROOT[os.uname().machine], b".", _OLD[1:].encode()), "pivot_root")
         os.chdir("/")
-        for step, given in self._steps:
-            step(*given)
+        self._entered = True
+        self._take()
+
+    def seal(self) -> None:
+        """Makes the rest of it, and leaves the machine's tree for good. Raises OSError, ValueError."""
+        self._take()
         _done(_libc.umount2(_OLD.encode(), _DETACH), "umount")
         os.rmdir(_OLD)
         for path in ("/dev", "/"):
             restrict(path, READ_ONLY, below=False)
+
+    def _take(self) -> None:
+        steps, self._steps = self._steps, []
+        for step, given in steps:
+            step(*given)
 
 
 def _bind(source: str, target: str, attributes: int) -> None:

@@ -81,7 +81,7 @@ async def begun(
     made = order(spec, key.hex(), "", int(seen["processors"]))
     agent = made["agent"]
     agent["limits"][str(resource.RLIMIT_NPROC)] = spec.limits.pids + SPARE + 1
-    agent["filters"] = [] if seen["filtered"] else made["filters"][seen["machine"]]
+    agent["filters"] = [] if seen["filtered"] else made["fixed"]["filters"][seen["machine"]]
     given = {"op": "start", "start": made["start"], "agent": json.dumps(agent), "socket": _socket(key)}
     return await _opened(provider, machine, given, is_over, _guest())
 

@@ -29,6 +29,18 @@ SPARE = 2
 """Processes of ours: the agent, and a program that makes others or a worker for files."""
 
 
+def fixed(guest: str) -> dict[str, Any]:
+    """Returns the part of each order that a stage can go by ahead. ``guest`` is the guest's place in the machine."""
+    return {
+        "uid": UID,
+        "host": HOSTNAME,
+        "guest": guest,
+        "filters": {machine: calls.exact(machine) for machine in ("x86_64", "aarch64")},
+        "masked_files": MASKED_FILES,
+        "masked_directories": MASKED_DIRECTORIES,
+    }
+
+
 def order(spec: SandboxSpec, key: str, guest: str, processors: int, nonce: str = "") -> dict[str, Any]:
     """Returns the order for a sandbox. ``guest`` is the guest's place in the machine.
 
@@ -53,20 +65,15 @@ def order(spec: SandboxSpec, key: str, guest: str, processors: int, nonce: str =
     return {
         "agent": agent,
         "start": START,
-        "uid": UID,
-        "host": HOSTNAME,
-        "guest": guest,
+        "fixed": fixed(guest),
         "disk_mb": limits.disk_mb,
         "group": {
             "memory": container.memory(limits),
             "pids": limits.pids + SPARE,
             "cpus": min(limits.cpus, processors),
         },
-        "filters": {machine: calls.exact(machine) for machine in ("x86_64", "aarch64")},
         "mounts": [[name_of(mount.source), mount.target, *mount.aliases] for mount in spec.mounts],
         "packages": "" if packages is None else name_of(packages),
-        "masked_files": MASKED_FILES,
-        "masked_directories": MASKED_DIRECTORIES,
     }
 
 

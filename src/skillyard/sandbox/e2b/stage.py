@@ -50,8 +50,14 @@ _SWITCH = "passwd: files\ngroup: files\nhosts: files\n"
 """Names of hosts are asked of nobody: a name that is not there is unknown at once (nsswitch.conf(5))."""
 _DEBIAN = "/usr/lib/python3/dist-packages"
 _GROUPS = "/sys/fs/cgroup"
+_CONTROLLERS = {"memory": "memory", "pids": "pids", "cpus": "cpu"}
+"""Controllers by the limit that is theirs."""
+_SWAP = ("memory.swap.max", "memory.memsw.limit_in_bytes")
+"""Limits that a kernel without swap does not have."""
+_WRITABLE = f"{ROOT}/places"
+_DONE = b"+"
 _MIB = 1 << 20
-_NOSUID, _NODEV = 1 << 1, 1 << 2
+_NOSUID, _NODEV, _REMOUNT = 1 << 1, 1 << 2, 1 << 5
 _FILES_PER_MB = 1024
 
 
@@ -154,21 +160,64 @@ def made(order: dict[str, Any]) -> dict[str, Any]:
 
     Raises ValueError.
     """
+    return prepare(order["fixed"]).finish(order)
+
+
+def prepare(fixed: dict[str, Any], *, ahead: bool = False) -> Prepared:
+    """Makes all of a sandbox that depends on no order.
+
+    With ``ahead`` the agent's modules for commands are imported, too. Raises ValueError.
+    """
     if missing := _missing():
         raise ValueError(f"the template lacks {', '.join(missing)}")
-    if order["filters"].get(os.uname().machine) is None:
+    if fixed["filters"].get(os.uname().machine) is None:
         raise ValueError(f"no filter of system calls is known for {os.uname().machine}")
-    os.makedirs(ROOT, 0o755, exist_ok=True)
-    os.symlink(order["guest"], AGENT)
-    _unpack(order)
-    groups = _group(order["group"])
-    _make_places(order)
-    return {"pid": _launch(order, groups), "groups": sorted(groups)}
+    os.makedirs(CONTENT, 0o755, exist_ok=True)
+    os.symlink(fixed["guest"], AGENT)
+    groups = _groups()
+    _make_places(fixed)
+    return _launch(fixed, groups, ahead)
+
+
+class Prepared:
+    """A sandbox whose process 1 waits in there, as root, for what an order alone tells. It serves one order."""
+
+    def __init__(self, fixed: dict[str, Any], groups: dict[str, str], pid: int, ordering: int, told: int) -> None:
+        self._fixed, self._groups, self._pid = fixed, groups, pid
+        self._ordering, self._told = ordering, told
+
+    def finish(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Makes the rest; returns the agent's process and the limits in force. Raises ValueError."""
+        _unpack(order)
+        limits = _limit(self._groups, order["group"])
+        _size_places(order["disk_mb"], remount=True)
+        mounts = [[os.path.realpath(_content(source)), *targets] for source, *targets in order["mounts"]]
+        packages = order["packages"] and os.path.realpath(_content(order["packages"]))
+        settings = order["agent"] | {"filters": self._fixed["filters"][os.uname().machine]}
+        for told in ({"mounts": mounts, "packages": packages}, settings):
+            text = inside(AGENT, "jsontext").encode(told)
+            _send(self._ordering, b"%08x" % len(text) + text)
+        os.close(self._ordering)
+        _hear(self._told)
+        os.close(self._told)
+        return {"pid": self._pid, "groups": sorted(limits)}
+
+
+def _send(target: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(target, data) :]
+
+
+def _hear(told: int) -> None:
+    """Waits for a step of process 1. Raises ValueError with its reason."""
+    if (said := os.read(told, 1)) != _DONE:
+        while piece := os.read(told, 4096):
+            said += piece
+        raise ValueError(f"its place could not be made: {said.decode('utf-8', 'replace').strip()[:300]}")
 
 
 def _unpack(order: dict[str, Any]) -> None:
     """Unpacks content that came behind the order, or was uploaded: each below its digest."""
-    os.makedirs(CONTENT, 0o755, exist_ok=True)
     if order.get("archive"):
         unpack(0)
     elif os.path.exists(ARCHIVE):
@@ -176,8 +225,6 @@ def _unpack(order: dict[str, Any]) -> None:
         unpack(archive)
         os.close(archive)
         os.unlink(ARCHIVE)
-    for source, *_ in order["mounts"]:
-        _content(source)
 
 
 def unpack(source: int) -> None:
@@ -219,37 +266,44 @@ def _content(name: str) -> str:
     raise ValueError(f"the content {name} did not come")
 
 
-def _group(wanted: dict[str, Any]) -> dict[str, str]:
-    """Makes control groups with limits; returns those that could be made, by limit."""
+def _groups() -> dict[str, str]:
+    """Makes control groups without limits; returns them by the limit that each may have."""
     found: dict[str, str] = {}
-    if os.path.exists(f"{_GROUPS}/cgroup.controllers"):
-        group = f"{_GROUPS}/skillyard"
-        limits = {
-            "memory": {"memory.max": wanted["memory"], "memory.swap.max": 0, "memory.oom.group": 0},
-            "pids": {"pids.max": wanted["pids"]},
-            "cpus": {"cpu.max": f"{int(wanted['cpus'] * 100_000)} 100000"},
-        }
-        for name, controller in (("memory", "memory"), ("pids", "pids"), ("cpus", "cpu")):
-            if _written(f"{_GROUPS}/cgroup.subtree_control", f"+{controller}"):
-                os.makedirs(group, exist_ok=True)
-                given = limits[name].items()
-                if all(_written(f"{group}/{key}", value) or key == "memory.swap.max" for key, value in given):
-                    found[name] = group
-        return found
-    settings = {
-        "memory": ("memory", {"limit_in_bytes": wanted["memory"], "memsw.limit_in_bytes": wanted["memory"]}),
-        "pids": ("pids", {"max": wanted["pids"]}),
-        "cpus": ("cpu", {"cfs_period_us": 100_000, "cfs_quota_us": int(wanted["cpus"] * 100_000)}),
-    }
-    for name, (controller, values) in settings.items():
+    for name, controller in _CONTROLLERS.items():
         group = f"{_GROUPS}/{controller}/skillyard"
+        if _one_tree():
+            group = f"{_GROUPS}/skillyard"
+            if not _written(f"{_GROUPS}/cgroup.subtree_control", f"+{controller}"):
+                continue
         try:
             os.makedirs(group, exist_ok=True)
         except OSError:
             continue
-        if all(_written(f"{group}/{controller}.{key}", value) or "memsw" in key for key, value in values.items()):
-            found[name] = group
+        found[name] = group
     return found
+
+
+def _one_tree() -> bool:
+    """Returns whether control groups are of version 2."""
+    return os.path.exists(f"{_GROUPS}/cgroup.controllers")
+
+
+def _limit(groups: dict[str, str], wanted: dict[str, Any]) -> list[str]:
+    """Gives control groups their limits; returns the names of those that took theirs."""
+    memory, pids, share = wanted["memory"], wanted["pids"], int(wanted["cpus"] * 100_000)
+    values: dict[str, dict[str, object]] = {
+        "memory": {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory},
+        "pids": {"pids.max": pids},
+        "cpus": {"cpu.cfs_period_us": 100_000, "cpu.cfs_quota_us": share},
+    }
+    if _one_tree():
+        values["memory"] = {"memory.max": memory, "memory.swap.max": 0, "memory.oom.group": 0}
+        values["cpus"] = {"cpu.max": f"{share} 100000"}
+    return [
+        name
+        for name, group in groups.items()
+        if all(_written(f"{group}/{key}", value) or key in _SWAP for key, value in values[name].items())
+    ]
 
 
 def _written(file: str, value: object) -> bool:
@@ -260,21 +314,19 @@ def _written(file: str, value: object) -> bool:
     return True
 
 
-def _make_places(order: dict[str, Any]) -> None:
-    """Makes the writable places, in one file system of a fixed size, and files of /etc."""
-    uid, size = order["uid"], order["disk_mb"]
-    places, etc = f"{ROOT}/places", f"{ROOT}/etc"
-    for directory in (places, etc):
+def _make_places(fixed: dict[str, Any]) -> None:
+    """Makes the writable places, in one file system, and files of /etc."""
+    uid, etc = fixed["uid"], f"{ROOT}/etc"
+    for directory in (_WRITABLE, etc):
         os.makedirs(directory, 0o755, exist_ok=True)
-    options = f"size={size}m,nr_inodes={max(4096, size * _FILES_PER_MB)},mode=0755"
-    inside(AGENT, "space").mount("tmpfs", places, "tmpfs", _NOSUID | _NODEV, options)
+    _size_places(1)
     for name in PLACES:
-        os.mkdir(f"{places}/{name}", 0o700)
-        os.chown(f"{places}/{name}", uid, uid)
+        os.mkdir(f"{_WRITABLE}/{name}", 0o700)
+        os.chown(f"{_WRITABLE}/{name}", uid, uid)
     files = {
         "passwd": f"sandbox:x:{uid}:{uid}::/workspace:/bin/sh\n",
         "group": f"sandbox:x:{uid}:\n",
-        "hosts": f"127.0.0.1 localhost {order['host']}\n::1 localhost\n",
+        "hosts": f"127.0.0.1 localhost {fixed['host']}\n::1 localhost\n",
         "nsswitch.conf": _SWITCH,
         "nothing": "",
     }
@@ -283,10 +335,16 @@ def _make_places(order: dict[str, Any]) -> None:
         os.chmod(f"{etc}/{name}", 0o444)
 
 
-def _launch(order: dict[str, Any], groups: dict[str, str]) -> int:
-    """Starts the agent as process 1 of its sandbox; returns its process id in the machine. Raises ValueError."""
-    settings = inside(AGENT, "jsontext").encode(order["agent"] | {"filters": order["filters"][os.uname().machine]})
+def _size_places(size: int, *, remount: bool = False) -> None:
+    options = f"size={size}m,nr_inodes={max(4096, size * _FILES_PER_MB)},mode=0755"
+    flags = _NOSUID | _NODEV | (_REMOUNT if remount else 0)
+    inside(AGENT, "space").mount("tmpfs", _WRITABLE, "tmpfs", flags, options)
+
+
+def _launch(fixed: dict[str, Any], groups: dict[str, str], ahead: bool) -> Prepared:
+    """Starts process 1 of the sandbox, which waits for its order. Raises ValueError."""
     told, telling = os.pipe()
+    ordered, ordering = os.pipe()
     # It is made out here: a socket is listed in the network that it was made in.
     listener = socket.socket(socket.AF_UNIX)
     usual = os.umask(0o177)
@@ -295,62 +353,76 @@ def _launch(order: dict[str, Any], groups: dict[str, str]) -> int:
     listener.listen(16)
     if child := os.fork():
         os.close(telling)
+        os.close(ordered)
         listener.close()
         os.waitpid(child, 0)
-        with os.fdopen(told, "rb") as source:
-            said, _, why = source.read().decode("utf-8", "replace").partition("\n")
-        if why or not said:
-            raise ValueError(f"its place could not be made: {why.strip()[:300]}")
-        return int(said)
+        _hear(told)
+        pid = int(_read(_HEAD, told), 16)
+        _hear(told)
+        return Prepared(fixed, groups, pid, ordering, told)
     try:
         os.setsid()
         for group in sorted(set(groups.values())):
             # One thread joins a group of version 1 so without a lock of all processes.
             _write(f"{group}/tasks" if os.path.exists(f"{group}/tasks") else f"{group}/cgroup.procs", 0)
         os.makedirs(TOP)
-        inside(AGENT, "space").leave(order["host"])
+        inside(AGENT, "space").leave(fixed["host"])
         if pid := os.fork():  # an orphan: it has the machine's first process as its parent
-            os.write(telling, b"%d\n" % pid)
+            os.write(telling, _DONE + b"%08x" % pid)
         else:
-            _become_agent(order, groups, settings, listener, telling)
-    except (OSError, ValueError) as error:
+            _become_agent(fixed, groups, listener, (ordered, telling), ahead)
+    except (ImportError, OSError, ValueError) as error:
         os.write(telling, f"\n{type(error).__name__}: {error}".encode("utf-8", "replace"))
     finally:
         os._exit(0)
 
 
 def _become_agent(
-    order: dict[str, Any], groups: dict[str, str], settings: bytes, listener: socket.socket, telling: int
+    fixed: dict[str, Any], groups: dict[str, str], listener: socket.socket, ways: tuple[int, int], ahead: bool
 ) -> None:
-    """Turns this process, the first of its sandbox, into the agent. Raises OSError, ValueError.
+    """Turns this process, the first of its sandbox, into the agent, once the order has come.
 
-    Another interpreter would start for as long again.
+    Another interpreter would start for as long again. Raises OSError, ValueError.
     """
+    ordered, telling = ways
     space = inside(AGENT, "space")
-    given = os.memfd_create("settings")
-    os.write(given, settings + b"\n")
-    os.lseek(given, 0, os.SEEK_SET)
     log = os.open(f"{ROOT}/log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
-    for number, opened in enumerate((given, os.open(os.devnull, os.O_WRONLY), log)):
+    for number, opened in enumerate((ordered, os.open(os.devnull, os.O_WRONLY), log)):
         os.dup2(opened, number)
     kept = sorted((listener.fileno(), telling))
     for low, high in zip((2, *kept), (*kept, 1 << 20), strict=True):
         os.closerange(low + 1, high)
-    _tree(space.Tree(), order, groups).enter(TOP)
-    space.become(order["uid"])
+    tree = _tree(space.Tree(), fixed, groups)
+    tree.enter(TOP)
+    guest = os.stat(GUEST)
     os.environ.clear()
     for name in [name for name in sys.modules if name.startswith("skillyard_guest")]:
         del sys.modules[name]  # they would look for others of theirs in the machine
     sys.path_importer_cache.clear()
     sys.path[:] = [path for path in sys.path if not path.endswith(".pyz")]
     agent = inside(GUEST, "command")
+    if ahead:
+        inside(GUEST, "start").import_ahead()
     sys.path.remove(GUEST)
+    os.write(telling, _DONE)
+    shown = inside(GUEST, "jsontext").decode(_read(int(_read(_HEAD), 16)))
+    settings = _read(int(_read(_HEAD), 16))
+    _show(tree, shown)
+    if not os.path.samestat(guest, os.stat(GUEST)):
+        raise ValueError("content hides what is ours")
+    space.become(fixed["uid"])
+    given = os.memfd_create("settings")
+    os.write(given, settings + b"\n")
+    os.lseek(given, 0, os.SEEK_SET)
+    os.dup2(given, 0)
+    os.close(given)
+    os.write(telling, _DONE)
     os.close(telling)
     os._exit(agent.main(["listen", f"fd:{listener.detach()}"], GUEST))
 
 
-def _tree(tree: Any, order: dict[str, Any], groups: dict[str, str]) -> Any:
-    """Returns the file tree of the sandbox."""
+def _tree(tree: Any, fixed: dict[str, Any], groups: dict[str, str]) -> Any:
+    """Returns the part of the sandbox's file tree that depends on no order."""
     tree.bind("/usr", "/usr")
     for name in ("bin", "sbin", "lib", "lib64"):
         if os.path.islink(f"/{name}"):
@@ -364,21 +436,26 @@ def _tree(tree: Any, order: dict[str, Any], groups: dict[str, str]) -> Any:
         tree.bind(f"{ROOT}/etc/{name}", f"/etc/{name}")
     if not sys.base_prefix.startswith("/usr"):
         tree.bind(sys.base_prefix, sys.base_prefix)
-    tree.system(order["masked_files"], f"{ROOT}/etc/nothing", order["masked_directories"])
-    _packages(tree, order["packages"])
-    for source, target, *aliases in order["mounts"]:
-        tree.bind(_content(source), target)
-        for alias in aliases:
-            tree.link(target, alias)
-    tree.bind(order["guest"], GUEST)
+    tree.system(fixed["masked_files"], f"{ROOT}/etc/nothing", fixed["masked_directories"])
+    tree.bind(fixed["guest"], GUEST)
     for group in sorted(set(groups.values())):
         tree.bind(group, os.path.dirname(group))
-    for name, target in PLACES.items():
-        tree.bind(f"{ROOT}/places/{name}", target, writable=True)
     return tree
 
 
-def _packages(tree: Any, name: str) -> None:
+def _show(tree: Any, shown: dict[str, Any]) -> None:
+    """Shows packages, content and the writable places, and leaves the machine's tree for good."""
+    _packages(tree, shown["packages"])
+    for source, target, *aliases in shown["mounts"]:
+        tree.bind(source, target)
+        for alias in aliases:
+            tree.link(target, alias)
+    for name, target in PLACES.items():
+        tree.bind(f"{_WRITABLE}/{name}", target, writable=True)
+    tree.seal()
+
+
+def _packages(tree: Any, source: str) -> None:
     """Shows the packages of the sandbox in the place of the interpreter's own."""
     import site
 
@@ -386,8 +463,8 @@ def _packages(tree: Any, name: str) -> None:
     for directory in {*others, _DEBIAN} - {first}:
         if os.path.isdir(directory):
             tree.empty(directory)
-    if name:
-        tree.bind(_content(name), first)
+    if source:
+        tree.bind(source, first)
     else:
         tree.empty(first)
 
