@@ -54,14 +54,15 @@ def _ran(done: Done) -> Ran:
     except Failed:
         found = []
     error: dict[str, Any] = next((frame.value for frame in found if frame.kind == "X"), {})
-    said = ending.reason or error or done.stdout[-300:]
+    raised = f"{error.get('type')}: {error.get('message')}" if error else ""
+    said = ending.reason or raised or repr(done.stdout[-300:])
     ok = bool(found) and found[0].kind == "R" and ending.outcome is Outcome.EXIT and not ending.code
     return Ran(
         ok=ok,
         output=found[0].value if ok else None,
         log=done.stdout.decode(errors="replace"),
         ends=frozenset({ending.outcome.value, str(error.get("type", "")), *ending.hits} - {""}),
-        why=f"{ending.outcome}, code {ending.code}, signal {ending.signal}: {said!r}"[:400],
+        why=f"{ending.outcome}, code {ending.code}, signal {ending.signal}: {said}"[:400],
         cpu_ms=usage.cpu_ms,
         wall_ms=usage.wall_ms,
     )
