@@ -218,8 +218,8 @@ armed()
 
 
 async def _kernel_memory(place: Place) -> Judgement:
-    """Where nobody but a watch counts, SECURITY.md says so: all may be taken between two looks. A kernel of the sandbox's
-    own is given memory for itself besides."""
+    """Where nobody but a watch counts, SECURITY.md says so: all may be taken between two looks. A kernel of the
+    sandbox's own is given memory for itself besides."""
     limits = {"memory_mb": LIMIT_MB, "disk_mb": 16, "pids": 64}
     args = {"limit": LIMIT_MB, "asked": 160, "kernel": 320}
     judgement = judged(await place.attack(_KERNEL_BODY, args, **limits), _MEMORY_ENDS)
