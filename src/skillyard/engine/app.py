@@ -34,6 +34,7 @@ from skillyard.engine.network.service import PolicyService
 from skillyard.engine.observer import Observer, ignore
 from skillyard.engine.packages.ahead import Ahead
 from skillyard.engine.packages.building import Builder, Building, SandboxBuilder
+from skillyard.engine.packages.environment import standard_library
 from skillyard.engine.packages.environments import Environments
 from skillyard.engine.packages.for_run import RunPackages
 from skillyard.engine.packages.service import PackageService
@@ -53,6 +54,7 @@ from skillyard.engine.services.names import Endpoints
 from skillyard.engine.services.sandboxes import SandboxService
 from skillyard.engine.services.service import ServiceRuns
 from skillyard.engine.sessions.keeping import Keeping
+from skillyard.engine.sessions.moving import Mover
 from skillyard.engine.sessions.service import SessionService
 from skillyard.engine.shares import Admission, Budget, LargeReads, Room
 from skillyard.engine.skills.approval_methods import Approvals
@@ -283,6 +285,7 @@ class App:
         await self.backends.start()
         await self.reaper.recover()
         await self.jobs.resume()
+        self.sessions.mover.begin()
         self._background.spawn(self.reaper.sweep_forever(), "sweeper")
         self._background.spawn(repeat(self.detached.renew, RENEW_S), "leases")
         self._background.spawn(repeat(self.jobs.resume, RENEW_S), "jobs")
@@ -312,6 +315,7 @@ class App:
         server, with their sandboxes.
         """
         self.close_admission()
+        await self.sessions.mover.close()
         await self.jobs.leave()
         await self.runs.close(grace_s)
         await self.gateway.close()
@@ -348,6 +352,7 @@ class App:
         # Builds use the warm interpreter of most runs where that has no packages.
         default = config.environments.get(DEFAULT_ENVIRONMENT)
         usual = "build" if default is None or default.packages else DEFAULT_ENVIRONMENT
+        self._usual = usual
         self.steps = Steps(
             config.packages, config.network, self.backends, self.lender, ports.gate, self.secrets, usual=usual
         )
@@ -411,8 +416,10 @@ class App:
             config.sessions,
             holder,
         )
+        made_of = (family.defaults, config.policy, config.sandbox, standard_library(self._usual))
+        mover = Mover(keeping, self.backends, emit, *made_of)
         self.sessions = SessionService(
-            keeping, self.lender, ports.secrets, self.active, ports.clock, emit, config.profiles
+            keeping, self.lender, ports.secrets, self.active, ports.clock, emit, config.profiles, mover
         )
         self.detached = DetachedRuns(
             self.planner,

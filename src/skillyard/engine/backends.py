@@ -98,6 +98,8 @@ class Backends:
         self._offers: dict[str, Offer] = {}
         self._probing = asyncio.Lock()
         self._default: Offer | None = None
+        self.renewed: Callable[[], object] = bool
+        """Called when a backend has another revision than before, or its first one."""
         ruled = [rule.isolation for rule in policy.rules if rule.isolation]
         for name in (policy.isolation, *policy.isolations, *ruled):
             if name != AUTO and name not in backends:
@@ -229,7 +231,10 @@ class Backends:
         """Compare what a backend offers with what policy demands, and keep the verdict."""
         policy = self._policy
         demand = Demand(policy.kernel_only, policy.allow_degraded | backend.nature.without, policy.demand)
+        before = self._offers.get(backend.name)
         offer = self._offers[backend.name] = Offer(backend, probe, demand, self._settings(backend.name))
+        if before is None or before.revision != offer.revision:
+            self.renewed()
         if backend.name == policy.isolation:
             self._default = offer
         return offer

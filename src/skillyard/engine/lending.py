@@ -165,7 +165,7 @@ class Loan:
         return sandbox, guest if network is None else await network.enter(sandbox, guest)
 
     async def _create(self, key: str) -> Sandbox:
-        return await self._order.offer.backend.create(self._spec, key)
+        return await make_sandbox(self._order.offer, self._spec, key)
 
     async def _launch(self, key: str) -> Sandbox:
         """Creates the sandbox, with the first program where that can be."""
@@ -284,6 +284,11 @@ class Loan:
             async with asyncio.timeout(PATIENCE_S):
                 await self.finish_creating()
         await self.end()
+
+
+async def make_sandbox(offer: Offer, spec: SandboxSpec, key: str) -> Sandbox:
+    """Returns a sandbox, the same for the same key. Raises SandboxFault."""
+    return await offer.backend.create(spec, key)
 
 
 class Lender:

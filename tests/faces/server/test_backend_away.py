@@ -42,7 +42,8 @@ def test_an_engine_that_is_away_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_sessions_leave_an_image_that_was_replaced(tmp_path: Path) -> None:
-    """While the server works: another image of that name is another revision, and one that is gone is told of."""
+    """While the server works, and without a call: another image of that name is another revision. One that is gone is
+    told of."""
     scratch, name = tmp_path / "e", "skillyard-tests/moves:2"
     scratch.mkdir()
     with oci_ground.engine(scratch) as (docker, settings):
@@ -52,13 +53,10 @@ def test_sessions_leave_an_image_that_was_replaced(tmp_path: Path) -> None:
             assert client.run_cmd(SKILL, text, session_id="a", limits=SMALL)["stdout"] == "kept\n"
             [before] = client.sessions()["sessions"]
             docker("build", "-q", "-t", name, "-", stdin=f"FROM {settings.image}\nLABEL a=b\n".encode())
-            again = {}
-
-            def moved() -> bool:
-                again.update(client.run_cmd(SKILL, "cat ../kept", session_id="a", limits=SMALL))
-                return bool(client.sessions()["sessions"][0]["revision"] != before["revision"])
-
-            until(moved)
+            made = docker("ps", "-q").stdout
+            until(lambda: client.sessions()["sessions"][0]["revision"] != before["revision"])
+            until(lambda: len(docker("ps", "-aq").stdout.split()) == 1)
+            assert docker("ps", "-q").stdout != made, "it left the sandbox of the earlier image before any call"
             assert client.run_cmd(SKILL, text, session_id="a", limits=SMALL)["stdout"] == "kept\nkept\n"
             run = client.show_run(client.list_runs()["runs"][0]["run_id"])["run"]
             assert run["digests"]["image"] == docker("inspect", "--format", "{{.Id}}", name).stdout.strip()

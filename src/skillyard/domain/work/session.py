@@ -85,6 +85,8 @@ class SessionRecord:
     """The backend's handle."""
     sandboxes: int = 0
     """How many it has had: with the id, the key by which a backend makes the next one."""
+    stood: int = 0
+    """The number of the one that it has; 0 for a record of an earlier release."""
     fit: str = ""
     """Digest of what the sandbox was made from. A call that needs another one gets the files in a new sandbox."""
     skills: tuple[str, ...] = ()

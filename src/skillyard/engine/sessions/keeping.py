@@ -152,7 +152,7 @@ class Keeping:
             raise too_many_of_profile(*use.quota) from None
 
     async def stands(
-        self, session: SessionRecord, sandbox: Sandbox, isolation: str, fit: str, disk_mb: int
+        self, session: SessionRecord, sandbox: Sandbox, isolation: str, fit: str, disk_mb: int, *, used: bool
     ) -> SessionRecord:
         """Notes the sandbox of a session, which is ready with the first one. Raises SandboxGone when it was ended."""
         now = self._clock.boottime()
@@ -162,7 +162,7 @@ class Keeping:
             ready_at = now if held.ready_at is None else held.ready_at
             return replace(
                 held, sandbox=sandbox.handle, isolation=isolation, fit=fit, disk_mb=disk_mb,
-                state=state, ready_at=ready_at, used_at=now,
+                state=state, ready_at=ready_at, used_at=now if used else held.used_at, stood=session.sandboxes,
             )  # fmt: skip
 
         return await self._changed(session, stood)
@@ -339,7 +339,7 @@ class Keeping:
 
         Raises SandboxFault where nobody can tell.
         """
-        if session.boot != self._clock.boot():
+        if self.is_of_another_boot(session):
             return _REBOOTED
         if session.sandbox is None:
             return _UNMADE if session.call else ""
@@ -350,6 +350,10 @@ class Keeping:
         except SandboxGone:
             return _GONE
         return ""
+
+    def is_of_another_boot(self, session: SessionRecord) -> bool:
+        """Returns whether its sandbox ended with the machine."""
+        return session.boot != self._clock.boot()
 
     def free(self, session: SessionRecord) -> bool:
         """Returns whether no other server has it now, by its lease."""
@@ -391,7 +395,7 @@ class Keeping:
         return Lease(self.holder, self._clock.boot(), self._clock.boottime() + LEASE_S)
 
     async def _over(self, session: SessionRecord) -> tuple[str, str] | None:
-        if session.boot != self._clock.boot():
+        if self.is_of_another_boot(session):
             return LOST, _REBOOTED
         if session.call is None and (due := self.due(session)) is not None:
             return due

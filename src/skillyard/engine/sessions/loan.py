@@ -15,6 +15,7 @@ from skillyard.engine.lending import PATIENCE_S, Loan, Order, Queued
 from skillyard.engine.observer import Fault, Observer
 from skillyard.engine.sessions import interpreter
 from skillyard.engine.sessions.keeping import LOST, SERVER, Keeping, Use, interpreter_of
+from skillyard.engine.sessions.moving import renew
 from skillyard.engine.sessions.sandbox import (
     INPUTS,
     bring,
@@ -22,7 +23,6 @@ from skillyard.engine.sessions.sandbox import (
     end_programs,
     fit_of,
     kept_spec,
-    move,
     trusting,
 )
 from skillyard.engine.shares import Admission
@@ -150,10 +150,9 @@ class SessionLoan(Loan):
 
     async def _stand(self) -> Sandbox:
         """Returns the session's sandbox as this run needs it."""
-        session, backend = self._session, self._order.offer.backend
-        fit = fit_of(self._order.offer, self._spec)
+        session = self._session
         # One whose ports can be reached serves a call, too, that opens none.
-        fits = fit, fit_of(self._order.offer, replace(self._spec, forwarding=True))
+        fits = fit_of(self._order.offer, self._spec), fit_of(self._order.offer, replace(self._spec, forwarding=True))
         old = None if session.sandbox is None else await self._attach(session)
         # The keeper keeps what each program wrote as long as the sandbox.
         renewed_after = RENEWED_WITH_NAMES if session.interpreter else RENEWED_AFTER
@@ -172,27 +171,10 @@ class SessionLoan(Loan):
                 "session_id",
                 f"{rule} another one: other skills, limits, isolation or configuration of it; end it first",
             )
-        session = await self._keeping.makes(session, self._space_mb)
-        self._held = session
-        made = await self._create(session.backend_key)
-        try:
-            if old is not None:
-                await move(old, made)
-            self._held = await self._keeping.stands(session, made, self._order.offer.name, fit, self._space_mb)
-        except BaseException:
-            await backend.destroy(made.handle)
-            raise
-        if old is not None:
-            await self._discard(session, old)
+        self._held, made = await renew(
+            self._keeping, session, self._order.offer, self._spec, old, self._space_mb, self._emit
+        )
         return made
-
-    async def _discard(self, session: SessionRecord, old: Sandbox) -> None:
-        offer = await self._keeping.offer(session.isolation)
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await offer.backend.destroy(old.handle)
-        except (SkillyardError, TimeoutError) as error:  # the sweep will find it
-            self._emit(Fault("destroy", error, session.session_id))
 
     async def _attach(self, session: SessionRecord) -> Sandbox:
         assert session.sandbox is not None, "it has one"

@@ -19,6 +19,7 @@ from skillyard.engine.secrets.redact import NOTHING, Redaction
 from skillyard.engine.secrets.service import GivenSecret
 from skillyard.engine.sessions.keeping import HARD, LEASE_S, LOST, Keeping, Use
 from skillyard.engine.sessions.loan import SessionLoan
+from skillyard.engine.sessions.moving import Mover
 from skillyard.ports.clock import Clock
 from skillyard.ports.secrets import SecretStore
 
@@ -35,8 +36,10 @@ class SessionService:
         clock: Clock,
         emit: Observer,
         profiles: Mapping[str, ProfileSettings],
+        mover: Mover,
     ) -> None:
         self._keeping = keeping
+        self.mover = mover
         self._secrets = secrets
         self._store = keeping.store
         self._settings = keeping.settings
@@ -190,10 +193,13 @@ class SessionService:
             await ending
 
     async def keys(self) -> Collection[str]:
-        """Returns the backends' keys of all sandboxes that live sessions have, or had just before."""
+        """Returns the backends' keys of the sandboxes that live sessions have or get."""
         found = set()
         for session in await self._store.live():
-            found |= {f"{session.session_id}-{session.sandboxes - back}" for back in range(2)}
+            found.add(f"{session.session_id}-{session.stood or session.sandboxes - 1}")
+            # Between calls nobody makes one: what has the next number was left by a server that died.
+            if not session.stood or session.call is not None or self._keeping.turns.taken(session.key):
+                found.add(session.backend_key)
         return found
 
     async def recover(self) -> None:
@@ -205,6 +211,7 @@ class SessionService:
         """Ends sessions that are over or lost, and those whose end failed before."""
         for session in await self._store.live():
             await self._look(session, alone=False)
+        self.mover.wake()
         await self._store.sweep(self._clock.now() - self._settings.ended_ttl_s)
 
     async def renew(self) -> None:
@@ -216,7 +223,9 @@ class SessionService:
 
     async def _look(self, session: SessionRecord, *, alone: bool) -> None:
         try:
-            await self._looked(session, alone=alone)
+            now = await self._store.get(session.session_id)  # calls go on while one after the other is looked at
+            if now is not None and now.live:
+                await self._looked(now, alone=alone)
         except SkillyardError as error:  # the next look comes all the same
             self._emit(Fault("session", error, session.session_id))
 
@@ -227,7 +236,8 @@ class SessionService:
         if keeping.turns.taken(session.key):
             await self._drain(session)
         elif why := await keeping.lost(session):
-            await keeping.end(session, LOST, why)
+            if await self._store.get(session.session_id) == session:  # else a call just gave it another sandbox
+                await keeping.end(session, LOST, why)
         elif session.call is not None and not await keeping.has_run(session) and (alone or keeping.free(session)):
             await keeping.settle(session)
         elif session.call is not None:

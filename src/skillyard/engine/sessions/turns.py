@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import field
 
 from skillyard.domain.errors import Busy
@@ -29,6 +31,9 @@ class Turns:
         self._most = most
         self._lines: dict[SessionKey, _Line] = {}
         self._held: dict[SessionKey, str] = {}
+        self._aside: dict[SessionKey, asyncio.Event] = {}
+        self.left: Callable[[SessionKey], object] = bool
+        """Called whenever a turn ends."""
 
     def taken(self, key: SessionKey) -> bool:
         """Returns whether a call has its turn."""
@@ -40,6 +45,8 @@ class Turns:
         ``job`` is that of a step, which holds the session from then on; None passes a hold. Raises Busy when it is not
         within ``wait_ms``, or when too many wait; None waits for any time, in a full line too.
         """
+        while (over := self._aside.get(key)) is not None:
+            await over.wait()
         line = self._lines.setdefault(key, _Line(_now()))
         if not line.taken and self._may(key, job):
             self._take(key, line, job)
@@ -66,6 +73,25 @@ class Turns:
         line = self._lines[key]
         line.since, line.taken = _now(), False
         self._next(key)
+        self.left(key)
+
+    @contextmanager
+    def aside(self, key: SessionKey) -> Iterator[bool]:
+        """Takes the turn for work of the server's own; yields False where somebody has it.
+
+        Calls that come meanwhile wait for its end, however short their patience is.
+        """
+        if key in self._lines:
+            yield False
+            return
+        self._lines[key] = _Line(_now(), taken=True)
+        over = self._aside[key] = asyncio.Event()
+        try:
+            yield True
+        finally:
+            del self._aside[key]
+            over.set()
+            self.leave(key)
 
     def hold(self, key: SessionKey, job: str) -> None:
         """Holds a session for the steps of a job, unless another one does."""
