@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import sys
 import tarfile
 import time
@@ -214,7 +215,12 @@ async def test_qemu_has_no_privilege_no_network_and_a_user_of_its_own(backend: M
         for space in ("net", "ipc"):
             assert os.readlink(f"/proc/{pid}/ns/{space}") != os.readlink(f"/proc/self/ns/{space}")
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        assert not any(word in (b"-netdev", b"-nic", b"-net", b"-mon", b"-monitor", b"-fsdev") for word in words)
+        assert not any(word in (b"-netdev", b"-nic", b"-net", b"-monitor", b"-fsdev") for word in words)
+        assert [words[n + 1] for n, word in enumerate(words) if word == b"-mon"] == [b"chardev=steps,mode=control"]
+        assert stat.S_ISFIFO(Path(f"/proc/{pid}/fd/0").stat().st_mode)  # that of the monitor, which has ended
+        maps = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "memfd:" in line]
+        assert maps
+        assert not any("s" in line[1] for line in maps if line[5].startswith("/memfd:machine"))
         assert words[words.index(b"-sandbox") + 1].decode() == machine.SANDBOX
         if account := state_of(base, sandbox.handle)["group"]:
             group = Group(account["version"], account["directories"])
@@ -242,20 +248,23 @@ async def test_restored_machines_share_no_randomness_and_know_the_time(backend: 
 
 
 @pytest.mark.long
-async def test_a_snapshot_that_was_changed_is_made_anew(backend: MicrovmBackend, base: Path, image: Path) -> None:
+@pytest.mark.parametrize("name", ["state", "memory"])
+async def test_a_snapshot_that_was_changed_is_made_anew(
+    backend: MicrovmBackend, base: Path, image: Path, name: str
+) -> None:
     await backend.create(spec(), "one")
-    (state,) = (base / "snapshots").glob("*/state")
-    before = state.stat().st_ino
-    state.chmod(0o600)
-    with state.open("r+b") as file:
-        file.seek(1 << 20)
+    (part,) = (base / "snapshots").glob(f"*/{name}")
+    before = part.stat().st_ino
+    part.chmod(0o600)
+    with part.open("r+b") as file:
+        file.seek(1 << 16)
         file.write(b"other")
     again = opened(base, image)
     try:
         await again.create(spec(), "two")
-        (state,) = (base / "snapshots").glob("*/state")
-        assert state.stat().st_ino != before
-        assert state.stat().st_mode & 0o777 == 0o400
+        (part,) = (base / "snapshots").glob(f"*/{name}")
+        assert part.stat().st_ino != before
+        assert part.stat().st_mode & 0o777 == 0o400
     finally:
         await again.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import mmap
 import os
 import re
 import socket
@@ -22,11 +23,11 @@ from hypothesis import strategies as st
 
 from skillyard.domain.errors import InvalidInput, SandboxFault, SandboxGone
 from skillyard.sandbox.agent_channel import ChannelLost
-from skillyard.sandbox.microvm import first, image, machine
+from skillyard.sandbox.microvm import first, image, machine, memory
 from skillyard.sandbox.microvm.build import archive, build_image, depends
 from skillyard.sandbox.microvm.channel import Port, opener
 from skillyard.sandbox.microvm.inside import BANNER
-from skillyard.sandbox.microvm.snapshot import Snapshots
+from skillyard.sandbox.microvm.snapshot import Saved, Snapshots
 
 pytestmark = pytest.mark.anyio
 
@@ -331,14 +332,50 @@ async def test_directories_of_a_killed_server_are_removed(tmp_path: Path) -> Non
 async def test_qemu_gets_no_name_of_a_file_and_no_network(tmp_path: Path) -> None:
     shape = machine.Shape("qemu", "7", "tcg", 256, 1)
     ends = {name: 40 + number for number, name in enumerate(machine.sockets(monitor=False))}
-    words = list(machine.words(shape, dict.fromkeys(image.FILES, 30), ends, 20))
-    assert words[words.index("-incoming") + 1] == "fd:20"
+    words = list(machine.words(shape, dict.fromkeys(image.FILES, 30), ends, 20, boots=False))
+    assert b'"fd:21"' in machine.restoring(21)
+    # Its monitor reads what the server wrote into a pipe before, and nothing else.
+    assert [word for word in words if "chardev=steps" in word] == [words[words.index("-mon") + 1]]
+    assert words[words.index("-mon") - 1].startswith("stdio,id=steps")
+    assert "share=off" in next(word for word in words if "mem-path=/proc/self/fd/20" in word)
     assert "-nodefaults" in words
     assert "-no-user-config" in words
-    assert not {"-mon", "-netdev", "-nic", "-fsdev", "-virtfs"} & {*words}
+    assert not {"-netdev", "-nic", "-fsdev", "-virtfs"} & {*words}
     assert not [word for word in words if str(tmp_path) in word]
     assert "spawn=deny" in words[words.index("-sandbox") + 1]
     assert [word for word in words if "read-only=on" in word]
+
+
+def test_a_saved_memory_is_kept_whole_and_nobody_changes_it(tmp_path: Path) -> None:
+    found = memory.blank(3)
+    for at, piece in ((0, b"first"), (70_000, b"second"), ((3 << 20) - 4, b"last")):
+        os.pwrite(found, piece, at)
+    with (tmp_path / "memory").open("w+b") as kept:
+        digest = memory.copied(found, kept.fileno())
+        assert os.fstat(kept.fileno()).st_blocks * 512 < 1 << 20
+        again = memory.blank(0)
+        assert memory.copied(kept.fileno(), again) == digest
+        assert os.pread(again, 4 << 20, 0) == os.pread(found, 4 << 20, 0)
+        memory.seal(again)
+        with pytest.raises(PermissionError):
+            os.pwrite(again, b"other", 0)
+        with pytest.raises(PermissionError):
+            mmap.mmap(os.open(f"/proc/self/fd/{again}", os.O_RDWR), 4096)
+        private = mmap.mmap(again, 4096, flags=mmap.MAP_PRIVATE)
+        private[:5] = b"mine!"
+        assert os.pread(again, 5, 0) == b"first"
+        os.pwrite(kept.fileno(), b"x", 70_000)
+        assert memory.copied(kept.fileno(), memory.blank(0)) != digest
+
+
+@pytest.mark.parametrize("accel", ["tcg", "kvm"])
+async def test_machines_share_no_memory_where_the_processor_would_tell_of_it(accel: str) -> None:
+    found = memory.blank(1)
+    os.pwrite(found, b"saved", 0)
+    async with Saved(99, found).begun(machine.Shape("qemu", "7", accel, 256, 1)) as (given, state):
+        assert os.pread(given, 5, 0) == b"saved"
+        assert state == 99
+        assert (os.fstat(given).st_ino == os.fstat(found).st_ino) is (accel == "tcg")
 
 
 def test_a_machine_is_known_by_its_beginning() -> None:

@@ -265,11 +265,12 @@ class MicrovmBackend:
                 size = content.tell() if orders.lacking(spec, frozenset()) else 0
                 content.seek(0)
                 shape = await self._shape(spec.limits, size)
-                snapshot = await self._snapshots.of(image, shape, uid)
+                saved = await self._snapshots.of(image, shape, uid)
                 if state["group"]:
                     self._bounds.make(handle, shape.room())
-                dies, groups = spec.owner is Owner.RUN, join_files(state["group"])
-                pid = machine.launch(place, shape, image, uid, handle, dies=dies, restored=snapshot, groups=groups)
+                async with saved.begun(shape) as begins:
+                    dies, groups = spec.owner is Owner.RUN, join_files(state["group"])
+                    pid = machine.launch(place, shape, image, uid, handle, *begins, dies=dies, groups=groups)
                 state |= {"pid": pid, "began": machine.began(pid)}
                 _write_state(place, state)
                 leased = ahead or spec.owner is Owner.RUN

@@ -8,6 +8,7 @@ the kernel ends it with its server where its sandbox belongs to one.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shlex
 import shutil
@@ -66,8 +67,13 @@ def sockets(monitor: bool) -> list[str]:
     return [ORDER, *map(channel, range(CHANNELS)), *([MONITOR] if monitor else [])]
 
 
-def words(shape: Shape, image: Mapping[str, int], ends: Mapping[str, int], restored: int | None) -> Iterator[str]:
-    """Yields the command line of QEMU. ``ends`` are descriptors of listening sockets, ``restored`` a snapshot's."""
+def words(
+    shape: Shape, image: Mapping[str, int], ends: Mapping[str, int], memory: int, *, boots: bool
+) -> Iterator[str]:
+    """Yields the command line of QEMU. ``ends`` are descriptors of listening sockets.
+
+    One that boots works in the file ``memory``, any other in pages of its own that begin as those of the file.
+    """
     yield from (shape.qemu, "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-vga", "none")
     yield from ("-sandbox", SANDBOX)
     accel = (
@@ -76,7 +82,9 @@ def words(shape: Shape, image: Mapping[str, int], ends: Mapping[str, int], resto
         else "kvm"
     )
     yield from ("-accel", accel, "-cpu", "max" if shape.accel == "tcg" else "host")
-    yield from ("-machine", "q35,usb=off,vmport=off,smm=off,sata=off,dump-guest-core=off,mem-merge=off")
+    yield from ("-machine", "q35,usb=off,vmport=off,smm=off,sata=off,dump-guest-core=off,memory-backend=ram")
+    place = f"size={shape.memory_mb}M,mem-path=/proc/self/fd/{memory},share={'on' if boots else 'off'}"
+    yield from ("-object", f"memory-backend-file,id=ram,{place},prealloc=off,merge=off,dump=off")
     yield from ("-m", f"{shape.memory_mb}M", "-smp", str(shape.processors))
     yield from ("-kernel", f"/proc/self/fd/{image[KERNEL]}", "-initrd", f"/proc/self/fd/{image[INITIAL]}")
     yield from ("-append", CMDLINE)
@@ -97,8 +105,20 @@ def words(shape: Shape, image: Mapping[str, int], ends: Mapping[str, int], resto
     if MONITOR in ends:
         yield from ("-chardev", f"socket,id=monitor,fd={ends[MONITOR]},server=on,wait=off")
         yield from ("-mon", "chardev=monitor,mode=control")
-    if restored is not None:
-        yield from ("-incoming", f"fd:{restored}")
+    if not boots:
+        yield from ("-chardev", "stdio,id=steps,signal=off", "-mon", "chardev=steps,mode=control")
+        yield from ("-incoming", "defer")
+
+
+def restoring(state: int) -> bytes:
+    """Returns what QEMU reads from its standard input: how to take the state of a descriptor."""
+    shared = {"capabilities": [{"capability": "x-ignore-shared", "state": True}]}
+    steps: dict[str, object] = {
+        "qmp_capabilities": {},
+        "migrate-set-capabilities": shared,
+        "migrate-incoming": {"uri": f"fd:{state}"},
+    }
+    return "".join(json.dumps({"execute": name, "arguments": given}) for name, given in steps.items()).encode()
 
 
 def confined(uid: int | None, accel: str, dies: bool) -> list[str]:
@@ -146,15 +166,17 @@ def launch(
     image: Image,
     uid: int | None,
     name: str,
+    memory: int,
+    restored: int | None = None,
     *,
     dies: bool,
-    restored: int | None = None,
     groups: Sequence[str] = (),
 ) -> int:
     """Starts a machine whose sockets are below ``place``; returns its process. Raises SandboxFault.
 
-    Without a snapshot it boots, with a monitor and a log. ``name`` tells its process from others; by a write to each
-    of the files ``groups`` it becomes a member of control groups. No transport of asyncio has it, since those end
+    Without the state of a snapshot (``restored``) it boots, with a monitor and a log. ``memory`` is the file of its
+    memory. ``name`` tells its process from others; by a write to each of the files ``groups`` it becomes a member of
+    control groups. No transport of asyncio has it, since those end
     theirs with the event loop, and tasks outlive it.
     """
     opened: dict[str, int] = {}
@@ -168,21 +190,23 @@ def launch(
             copies.append(os.open(place / LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
             opened[LOG] = copies[-1]
         descriptors = {key: _again(value, copies) for key, value in image.descriptors.items()}
-        snapshot = None if restored is None else _again(restored, copies)
+        memory = _again(memory, copies)
+        stdin = os.open(os.devnull, os.O_RDONLY) if restored is None else _given(restoring(_again(restored, copies)))
+        copies.append(stdin)
         copies.append(os.open(place / SAID, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
         said = copies[-1]
         line = [
             *_joined(groups),
             *confined(uid, shape.accel, dies),
-            *words(shape, descriptors, opened, snapshot),
+            *words(shape, descriptors, opened, memory, boots=restored is None),
             "-name",
             name,
         ]
         for descriptor in (*opened.values(), *copies):
             os.set_inheritable(descriptor, True)
         path = os.environ.get("PATH", os.defpath)
-        nothing = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1)]
-        actions = [*nothing, (os.POSIX_SPAWN_DUP2, said, 2)]
+        nothing = (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)
+        actions = [nothing, (os.POSIX_SPAWN_DUP2, stdin, 0), (os.POSIX_SPAWN_DUP2, said, 2)]
         return os.posix_spawnp(line[0], line, {"PATH": path}, file_actions=actions, setsid=True)
     except OSError as error:
         raise SandboxFault(f"QEMU does not start: {error}") from None
@@ -197,6 +221,14 @@ def _joined(groups: Sequence[str]) -> list[str]:
     """Returns words before a command that put it into control groups, or end it."""
     joins = "".join(f"echo 0 >{shlex.quote(file)} && " for file in groups)
     return ["/bin/sh", "-c", f'{joins}exec "$@"', "sh"] if groups else []
+
+
+def _given(text: bytes) -> int:
+    """Returns the end of a pipe that gives a short text, and then ends."""
+    source, target = os.pipe()
+    os.write(target, text)
+    os.close(target)
+    return source
 
 
 def _again(descriptor: int, copies: list[int]) -> int:

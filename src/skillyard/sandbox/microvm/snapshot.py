@@ -30,7 +30,9 @@ from skillyard.sandbox.microvm import machine
 from skillyard.sandbox.microvm.first import READY, SECOND, seed_program
 from skillyard.sandbox.microvm.image import Image, digest_of
 from skillyard.sandbox.microvm.machine import Shape
+from skillyard.sandbox.microvm.memory import blank, copied, seal
 from skillyard.threads import to_its_end
+from skillyard.values import dataclass
 
 BOOT_S = 300.0
 KEPT = 6
@@ -48,7 +50,35 @@ _WARM = """
 /etc/ld.so.cache /usr/lib/locale/C.utf8/LC_CTYPE /usr/bin/pyvenv.cfg /usr/pyvenv.cfg /usr/bin/pybuilddir.txt
 """
 """Files that each sandbox reads, or finds missing: a snapshot has that in its memory."""
-_STATE, _DIGEST = "state", "digest"
+_STATE, _MEMORY, _DIGEST = "state", "memory", "digest"
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Descriptors of a saved machine: the state of its devices, and its memory."""
+
+    state: int
+    memory: int
+
+    @asynccontextmanager
+    async def begun(self, shape: Shape) -> AsyncIterator[tuple[int, int]]:
+        """Gives memory and state for a machine of that shape.
+
+        Emulation shares the pages that no machine writes. With KVM each machine has all of them for itself, since
+        others could learn from the processor's caches which of them it reads.
+        """
+        memory = self.memory if shape.accel == "tcg" else blank(0)
+        try:
+            if memory != self.memory:
+                await to_its_end(copied, self.memory, memory)
+            yield memory, self.state
+        finally:
+            if memory != self.memory:
+                os.close(memory)
+
+    def close(self) -> None:
+        os.close(self.state)
+        os.close(self.memory)
 
 
 class Snapshots:
@@ -56,11 +86,11 @@ class Snapshots:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._open: dict[str, int] = {}
+        self._open: dict[str, Saved] = {}
         self._making = asyncio.Lock()
 
-    async def of(self, image: Image, shape: Shape, uid: int | None) -> int:
-        """Returns the descriptor of a snapshot, made when there is none. Raises SandboxFault."""
+    async def of(self, image: Image, shape: Shape, uid: int | None) -> Saved:
+        """Returns a snapshot, made when there is none. Raises SandboxFault."""
         name = hashlib.sha256(
             f"{image.digest} {hashlib.sha256(files()).hexdigest()} {_line(shape)}".encode()
         ).hexdigest()[:40]
@@ -70,16 +100,16 @@ class Snapshots:
                     self._open[name] = await self._opened(name, image, shape, uid)
             return self._open[name]
 
-    async def _opened(self, name: str, image: Image, shape: Shape, uid: int | None) -> int:
+    async def _opened(self, name: str, image: Image, shape: Shape, uid: int | None) -> Saved:
         place = self._directory / name
-        descriptor = await to_its_end(_checked, place)
-        if descriptor is None:
+        saved: Saved | None = await to_its_end(_checked, place)
+        if saved is None:
             await to_its_end(_prune, self._directory)
             await self._make(place, image, shape, uid)
-            descriptor = await to_its_end(_checked, place)
-        if descriptor is None:
+            saved = await to_its_end(_checked, place)
+        if saved is None:
             raise SandboxFault("the snapshot that was made is damaged")
-        return int(descriptor)
+        return saved
 
     @asynccontextmanager
     async def _locked(self) -> AsyncIterator[None]:
@@ -110,15 +140,25 @@ class Snapshots:
             shutil.rmtree(part, ignore_errors=True)
 
     def close(self) -> None:
-        for descriptor in self._open.values():
-            os.close(descriptor)
+        for saved in self._open.values():
+            saved.close()
         self._open.clear()
 
 
 async def booted(place: Path, image: Image, shape: Shape, uid: int | None, *, save: bool = True) -> None:
     """Boots a machine, gives it our files, and saves it as it waits. Raises SandboxFault with its last words."""
     name = f"boot-{secrets.token_hex(8)}"
-    pid = machine.launch(place, shape, image, uid, name, dies=True)
+    memory = blank(shape.memory_mb)
+    try:
+        pid = machine.launch(place, shape, image, uid, name, memory, dies=True)
+        await _answered(place, pid, save=save)
+        if save:
+            await to_its_end(_keep, place, memory)
+    finally:
+        os.close(memory)
+
+
+async def _answered(place: Path, pid: int, *, save: bool) -> None:
     beginning = machine.began(pid)
     try:
         reader, writer = await machine.connect(place, machine.ORDER)
@@ -154,9 +194,8 @@ async def _save(place: Path) -> None:
             os.close(state)
         await monitor.execute("migrate-set-parameters", {"max-bandwidth": 1 << 40})
         with monitor.listener() as events:
-            await monitor.execute(
-                "migrate-set-capabilities", {"capabilities": [{"capability": "events", "state": True}]}
-            )
+            wanted = [{"capability": name, "state": True} for name in ("events", "x-ignore-shared")]
+            await monitor.execute("migrate-set-capabilities", {"capabilities": wanted})
             await monitor.execute("migrate", {"uri": f"fd:{_STATE}"})
             async for event in events:
                 data: Any = event["data"] if event["event"] == "MIGRATION" else {}
@@ -195,33 +234,50 @@ def _line(shape: Shape) -> str:
     return f"{shape.text} {machine.CMDLINE}"
 
 
-def _checked(place: Path) -> int | None:
+def _checked(place: Path) -> Saved | None:
     """Opens a snapshot; None where there is none, or one with other bytes than were saved."""
+    opened: list[int] = []
     try:
-        descriptor = os.open(place / _STATE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        for name in (_STATE, _MEMORY):
+            opened.append(os.open(place / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+            found = os.fstat(opened[-1])
+            if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+                return None
+        saved = Saved(opened[0], blank(0))
+        digest = f"{digest_of(saved.state)} {copied(opened[1], saved.memory)}"
+        seal(saved.memory)
+        if digest == (place / _DIGEST).read_text("ascii"):
+            os.utime(place)
+            del opened[0]
+            return saved
+        os.close(saved.memory)
     except OSError:
         return None
-    with suppress(OSError):
-        found = os.fstat(descriptor)
-        ours = found.st_uid == os.geteuid() and found.st_mode & 0o077 == 0
-        if ours and (place / _DIGEST).read_text("ascii") == digest_of(descriptor):
-            os.utime(place)
-            return descriptor
-    os.close(descriptor)
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
     return None
 
 
-def _seal(part: Path) -> None:
-    """Leaves the state, which nobody writes any more, and its digest."""
-    for left in part.iterdir():
-        if left.name != _STATE:
-            left.unlink()
-    (part / _STATE).chmod(0o400)
-    descriptor = os.open(part / _STATE, os.O_RDONLY)
+def _keep(part: Path, memory: int) -> None:
+    """Writes the memory of a machine that has ended, and the digest of all that it was."""
+    seal(memory)
+    state = os.open(part / _STATE, os.O_RDONLY)
+    target = os.open(part / _MEMORY, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        (part / _DIGEST).write_text(digest_of(descriptor), "ascii")
+        (part / _DIGEST).write_text(f"{digest_of(state)} {copied(memory, target)}", "ascii")
     finally:
-        os.close(descriptor)
+        os.close(state)
+        os.close(target)
+
+
+def _seal(part: Path) -> None:
+    """Leaves state and memory, which nobody writes any more, and their digest."""
+    for left in part.iterdir():
+        if left.name not in (_STATE, _MEMORY, _DIGEST):
+            left.unlink()
+    for name in (_STATE, _MEMORY):
+        (part / name).chmod(0o400)
 
 
 def _prune(directory: Path) -> None:
