@@ -1,7 +1,7 @@
-"""The memory of a saved machine: a file in memory that nobody can change, which each restored machine maps privately.
+"""The memory of a saved machine: a file in memory that nobody can change.
 
-So a restore reads nothing of it: pages come as they are used, those that are only read are the same for all machines,
-and those that are written are copied. On the disk it is a file with holes.
+Each restored machine maps it privately. So a restore reads nothing of it: pages come as they are used, those that are
+only read are the same for all machines, and those that are written are copied. On the disk it is a file with holes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def copied(source: int, target: int) -> str:
 
 
 def _pieces(memory: int) -> Iterator[tuple[int, bytes]]:
-    """Yields the pieces that are not empty, with their places: the same whatever file system holds them."""
+    """Yields the pieces that are not empty, with their places.
+
+    They are the same whatever file system holds them.
+    """
     at = 0
     while True:
         try:
