@@ -21,6 +21,7 @@ from skillyard.domain.work.record import Outcome
 from skillyard.ipc.channel import is_quiet
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.link import Link
+from skillyard.sandbox.native.protocol import mark_begun
 from skillyard.testing.sandbox_suite import Ground
 from skillyard.testing.sandbox_suite.ground import code, done, fresh, processes
 from tests.waiting import until
@@ -136,8 +137,7 @@ async def test_one_whose_worker_was_killed_is_passed_over(ground: Ground) -> Non
     (keeper,) = processes(str(native(ground)._run_dir))
     for _ in range(3):
         known = await offered(link_of(ground))
-        firsts = [pid for pid in children(keeper) if Path(f"/proc/{pid}/comm").read_text().strip() == "first"]
-        workers = [worker for first in firsts for worker in children(first)]
+        workers = [worker for pid in children(keeper) if _is_first(pid) for worker in children(pid)]
         assert len(workers) >= READY
         for worker in workers:
             os.kill(worker, signal.SIGKILL)
@@ -147,6 +147,33 @@ async def test_one_whose_worker_was_killed_is_passed_over(ground: Ground) -> Non
         handle, got = await launched(ground, code(LENGTH, {"text": "abc"}))
         assert b'"length":3' in got["channel"]
         assert handle not in known
+
+
+async def test_one_whose_worker_ends_at_the_mark_is_not_left_behind(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the mark of a request that never came, and nobody is lent it."""
+    link = link_of(ground)
+    known = await offered(link)
+    (keeper,) = processes(str(native(ground)._run_dir))
+    firsts = [pid for pid in children(keeper) if _is_first(pid)]
+    workers = [worker for pid in firsts for worker in children(pid)]
+
+    def killing(channel: socket.socket) -> None:
+        mark_begun(channel)
+        for worker in workers:
+            os.kill(worker, signal.SIGKILL)
+        until(lambda: not is_quiet(channel), 60, "the worker is gone")
+
+    with asked(monkeypatch) as told, monkeypatch.context() as patch:
+        patch.setattr("skillyard.sandbox.native.link.mark_begun", killing)
+        handle, got = await launched(ground, code(LENGTH, {"text": "abc"}))
+    ((named, begun, _),) = told
+    assert named in known and not begun
+    assert b'"length":3' in got["channel"]
+    async with asyncio.timeout(60):
+        while set(firsts) & set(children(keeper)):
+            await asyncio.sleep(0.01)
 
 
 async def test_a_channel_that_takes_little_is_used_no_more(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +231,7 @@ async def test_a_program_that_is_faster_than_the_servers_word_for_it(
     link, ask = link_of(ground), Link.ask
     known = await offered(link)
     (keeper,) = processes(str(native(ground)._run_dir))
-    firsts = {pid: children(pid) for pid in children(keeper) if Path(f"/proc/{pid}/comm").read_text() == "first\n"}
+    firsts = {pid: children(pid) for pid in children(keeper) if _is_first(pid)}
 
     def late(link: Link, header: dict[str, Any], body: bytes = b"", **how: Any) -> Any:
         if header["op"] == "create":
@@ -225,6 +252,10 @@ async def test_a_program_that_is_faster_than_the_servers_word_for_it(
     got = await done(await sandbox.start(guest, id="p"))
     assert (got.ending.outcome, got.ending.code or got.ending.signal or 0) == (outcome, code_or_signal), got
     await native(ground).destroy(sandbox.handle)
+
+
+def _is_first(pid: int) -> bool:
+    return Path(f"/proc/{pid}/comm").read_text() == "first\n"
 
 
 def _is_over(end: socket.socket) -> bool:

@@ -100,6 +100,7 @@ class Sandboxes:
                 if sandbox.waits():
                     self._lend(sandbox, asked)
                     return
+                sandbox.kill()  # its worker has ended, and may have the mark of a request that never came
         self._waiting.setdefault(shape, deque()).append(asked)
         self._make(shape)
 
@@ -124,8 +125,8 @@ class Sandboxes:
         return sandbox if sandbox in self._ready.get(sandbox.shape, ()) else None
 
     def settle(self, sandbox: Sandbox, *, begun: bool) -> None:
-        """Offers a sandbox again that was taken back and not lent; one that was ``begun`` ends."""
-        if sandbox.lease is None and begun:
+        """Offers a sandbox again that was taken back and not lent; one that was ``begun``, or is over, ends."""
+        if sandbox.lease is None and (begun or not sandbox.waits()):
             sandbox.kill()
         elif sandbox.lease is None:
             self.offer(sandbox)
