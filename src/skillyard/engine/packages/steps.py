@@ -255,7 +255,8 @@ class Steps:
             "offline": config.offline,
             "wheels_shown": config.wheels is not None,
             "source": list(config.source) if other is None else [],
-            "other": None if other is None else [other.version, other.uv],
+            # Without the patch number, which is not in the lock's name: the first image to ask would choose for all.
+            "other": None if other is None else [other.python, other.uv],
         }
 
 
