@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import shutil
 import signal
@@ -64,6 +65,13 @@ class Far:
         lines = self.docker("events", *words, "--filter", LOADER, "--format", "{{json .Actor.Attributes}}").stdout
         fills = [bool(json.loads(line)["skillyard.fills"]) for line in lines.splitlines()]
         return sum(fills), len(fills) - sum(fills)
+
+    def most_loaders(self, since: float) -> int:
+        """How many loaders there were at a time since."""
+        words = ("--since", f"{since:.9f}", "--until", f"{time.time():.9f}", "--filter", "type=container")
+        lines = self.docker("events", *words, "--filter", LOADER, "--format", "{{.Action}}").stdout.split()
+        there = itertools.accumulate({"create": 1, "destroy": -1}.get(line, 0) for line in lines)
+        return max(there)
 
     def inside(self, *words: str) -> None:
         """Runs a command among the files that the engine sees."""
@@ -297,6 +305,19 @@ async def test_what_is_not_used_makes_room_and_what_is_used_stays(far: Far) -> N
     assert far.loads(since)[0] == taken
     await ran(backend, specs[1], "true")
     assert far.loads(since)[0] == taken + 1, "it was that which had been used longest ago"
+    await backend.close()
+
+
+async def test_a_run_with_many_blobs_has_few_loaders_at_a_time(far: Far) -> None:
+    blobs = [far.hidden / f"many-{number}" for number in range(12)]
+    for blob in blobs:
+        blob.write_text(blob.name)
+    mounts = tuple(Mount(Content(blob.name, blob), f"/blobs/{blob.name}") for blob in blobs)
+    backend, since = OciBackend(far.hidden / "state", far.settings), time.time()
+    said = await ran(backend, dataclasses.replace(SPEC, mounts=mounts), "cat /blobs/*")
+    assert said == "".join(sorted(blob.name for blob in blobs))
+    assert far.loads(since)[0] >= len(blobs)
+    assert far.most_loaders(since) <= 4
     await backend.close()
 
 

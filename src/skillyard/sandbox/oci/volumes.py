@@ -40,6 +40,8 @@ _MOST_SEALS = 4096
 _LOAD_S, _SLOWEST = 120.0, 1 << 20
 """The time of a loader: a part for its start, and bytes in each second."""
 _STALLED_S = 120.0
+_LOADERS, _EACH = 16, 4
+"""Loaders that work at once, in all and for one sandbox, which may have hundreds of blobs."""
 _HOP = 1 << 20
 _MOST_TOLD = 4096
 _MISSING, _CONFLICT = 404, 409
@@ -61,6 +63,7 @@ class Volumes:
         self._loading: set[str] = set()
         self._seals: dict[tuple[str, int, int, int], tuple[str, int]] = {}
         self._turns, self._room = Turns(), asyncio.Lock()
+        self._loaders = asyncio.Semaphore(_LOADERS)
 
     async def look(self) -> str:
         """Returns how content reaches the engine: ``bound``, or ``uploaded``. Raises SandboxFault.
@@ -98,23 +101,24 @@ class Volumes:
             if not self._swept:  # what a dead server was loading would be taken for whole, or be in the way
                 await self.sweep()
                 self._swept = True
-            ways = [self._ensured(source, fixed, held) for source, fixed in sources.items()]
+            few = asyncio.Semaphore(_EACH)
+            ways = [self._ensured(source, fixed, held, few) for source, fixed in sources.items()]
             seats = await asyncio.gather(*ways, return_exceptions=True)
             for seat in seats:
                 if isinstance(seat, BaseException):
                     raise seat
             yield {source: seat for source, seat in zip(sources, seats, strict=True) if isinstance(seat, Seat)}
         finally:
-            for name in held:
-                self._held[name] -= 1
-                self._used[name] = time.monotonic()
+            self._held -= Counter(held)
+            self._used.update(dict.fromkeys(held, time.monotonic()))
 
-    async def _ensured(self, source: str, fixed: bool, held: list[str]) -> Seat:
-        seal, size = await self._seal_of(source, fixed=fixed)
+    async def _ensured(self, source: str, fixed: bool, held: list[str], few: asyncio.Semaphore) -> Seat:
+        async with few:
+            seal, size = await self._seal_of(source, fixed=fixed)
         name = f"{OURS}-{self._home.server[:12]}-{seal[:40]}"
         held.append(name)
         self._held[name] += 1
-        async with self._turns.of(name):
+        async with self._turns.of(name), few:
             told = await self._inspect(name)
             if told is not None and name not in self._sure:
                 mount = container.volume(name, str(Path(container.PLACE).parent), read_only=True)
@@ -151,6 +155,12 @@ class Volumes:
         self, words: list[str], mount: Mapping[str, Any], bound_s: float, source: str = "", fills: str = ""
     ) -> str:
         """Runs a loader; returns the seal that it tells. Raises SandboxFault."""
+        async with self._loaders:
+            return await self._loaded(words, mount, bound_s, source, fills)
+
+    async def _loaded(
+        self, words: list[str], mount: Mapping[str, Any], bound_s: float, source: str, fills: str
+    ) -> str:
         name = f"{OURS}-loader-{secrets.token_hex(8)}"
         self._loading.add(name)
         try:
@@ -227,6 +237,7 @@ class Volumes:
         now = time.monotonic()
         there = [str(one["Name"]) for one in await self._list()]
         self._seen = {name: self._seen.get(name, now) for name in there}
+        self._used = {name: at for name, at in self._used.items() if name in self._seen}
         for name in there:
             if now - max(self._seen[name], self._used.get(name, 0.0)) >= self._idle_s:
                 await self._removed(name)
