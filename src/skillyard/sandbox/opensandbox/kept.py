@@ -3,7 +3,7 @@
 Nothing foreign has run in such a sandbox. A snapshot bears the name of this data directory, of its image and of the
 content in it. It is made when the same content is wanted for the second time. A server of ours that finds one has its
 first sandbox look at the bytes. Those that no sandbox is made of go: longest unused first where room is needed, and
-those that nobody used for long.
+those that nobody used for long. One that is old serves no more, since the name of its image may mean another by then.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from skillyard.threads import to_its_end
 from skillyard.values import dataclass
 
 MOST_SNAPSHOTS = 256
-IDLE_S = 24 * 3600.0
+IDLE_S = OLDEST_S = 24 * 3600.0
 _MOST_WANTED = 256
 _ENTRY_BYTES = 4096
 _BLOBS = "/blobs/"
@@ -86,7 +86,8 @@ class KeptContent:
         if found is not None:
             self._used[found.id] = time.monotonic()
             return found
-        if key in self._wanted and key not in self._making and key not in self._failed:
+        # One at a time: each takes a sandbox that is counted nowhere, and callers choose contents without end.
+        if key in self._wanted and not self._making and key not in self._failed:
             task = self._making[key] = asyncio.create_task(self._make(key, kept_of(spec), image))
             task.add_done_callback(lambda _: self._making.pop(key, None))
         self._wanted[key] = None
@@ -110,11 +111,13 @@ class KeptContent:
                 if one.id not in self.filling:
                     await self._server.kill(one.id)
             found: dict[str, Kept] = {}
-            used, now = await self._in_use(), time.monotonic()
-            for key, snapshot in await self._listed():
+            used, now, listed = await self._in_use(), time.monotonic(), await self._listed()
+            self._used = {one.id: self._used.get(one.id, now) for _, one in listed}
+            for key, snapshot in listed:
                 told = self._known.get(key) if self._known is not None else None
-                unused_s = now - self._used.setdefault(snapshot.id, now)
-                if snapshot.state == _READY and (snapshot.id in used or unused_s < self._idle_s):
+                is_young = time.time() - snapshot.made < OLDEST_S
+                is_wanted = snapshot.id in used or now - self._used[snapshot.id] < self._idle_s
+                if snapshot.state == _READY and is_young and is_wanted:
                     found[key] = told if told is not None and told.id == snapshot.id else _kept(snapshot)
                 elif snapshot.state != _CREATING and snapshot.id not in used:
                     with suppress(SandboxFault):
@@ -143,6 +146,8 @@ class KeptContent:
         except BackendAway:
             pass
         except (SkillyardError, OSError, TimeoutError):  # its runs go on as before
+            if len(self._failed) >= _MOST_WANTED:
+                self._failed.clear()
             self._failed.add(key)
 
     async def _has_room(self, size: int) -> bool:

@@ -59,11 +59,12 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A snapshot as the server tells of it. ``state`` is in small letters."""
+    """A snapshot as the server tells of it. ``state`` is in small letters, and ``made`` by the server's clock."""
 
     id: str
     name: str
     state: str
+    made: float
 
 
 class Server:
@@ -268,7 +269,7 @@ def _remote(info: Any) -> Remote:
 
 
 def _snapshot(info: Any) -> Snapshot:
-    return Snapshot(str(info.id), str(info.name or ""), str(info.status.state).lower())
+    return Snapshot(str(info.id), str(info.name or ""), str(info.status.state).lower(), info.created_at.timestamp())
 
 
 def _said(error: BaseException, key: str) -> str:
