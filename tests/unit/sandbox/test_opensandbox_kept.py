@@ -28,7 +28,8 @@ class Snapshots:
         self.at_work = self.most = self.made = 0
 
     async def list(self, metadata: Mapping[str, str]) -> AsyncIterator[Remote]:
-        for one in ():
+        none: tuple[Remote, ...] = ()
+        for one in none:
             yield one
 
     async def snapshots(self) -> AsyncIterator[Snapshot]:

@@ -158,9 +158,7 @@ class Volumes:
         async with self._loaders:
             return await self._loaded(words, mount, bound_s, source, fills)
 
-    async def _loaded(
-        self, words: list[str], mount: Mapping[str, Any], bound_s: float, source: str, fills: str
-    ) -> str:
+    async def _loaded(self, words: list[str], mount: Mapping[str, Any], bound_s: float, source: str, fills: str) -> str:
         name = f"{OURS}-loader-{secrets.token_hex(8)}"
         self._loading.add(name)
         try:

@@ -125,7 +125,7 @@ class Sandboxes:
         return sandbox if sandbox in self._ready.get(sandbox.shape, ()) else None
 
     def settle(self, sandbox: Sandbox, *, begun: bool) -> None:
-        """Offers a sandbox again that was taken back and not lent; one that was ``begun``, or is over, ends."""
+        """Offers a sandbox again that was taken back and not lent. One that was ``begun`` or is over ends."""
         if sandbox.lease is None and (begun or not sandbox.waits()):
             sandbox.kill()
         elif sandbox.lease is None:
