@@ -47,10 +47,6 @@ BEYOND = {
     "special-files-sysfs": "its own control groups are shown, and masked directories are empty instead of closed",
     "files-places": "the directories are the image's own",
     "files-climbing": "the directories are the image's own",
-    **dict.fromkeys(
-        ("proc-processes", "processes-signal", "processes-touch"),
-        "the end of the channel runs beside the programs as their user: they can end it, and a new one is opened",
-    ),
     "network-interfaces": "the agent's own abstract socket is listed",
     "memory-memfd": "where no process holds the memory, the first process may be ended for it: the run ends as lost",
     "memory-kernel-memory": "as memory-memfd",
@@ -62,7 +58,6 @@ BEYOND = {
         "control groups of version 1 count no memory of sockets",
     ),
     "objects-unix": "as memory-memfd",
-    "leftovers-processes": "the end of the channel runs beside the programs",
     "proc-places": "the table of mounts names the places of what is bound on the host",
     "writing-metadata": "the device files are the container's own",
 }
