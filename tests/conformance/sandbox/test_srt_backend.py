@@ -21,27 +21,27 @@ pytestmark = [
     pytest.mark.skipif(bool(srt_ground.absent()), reason=srt_ground.absent()),
 ]
 
-_BEYOND = """
-proc-dangerous-files proc-dangerous-directories proc-processes proc-settings proc-places special-files-sysfs
-files-search writing-everywhere special-files-host-devices
-writing-metadata leftovers-shared-times
-privileges-capabilities privileges-higher-limits privileges-core-dumps limits-pending-signals syscalls-huge-pages
-processes-signal processes-touch processes-signal-everybody processes-starve-init
-trees-programs_may_end_what_serves_files leftovers-processes
-network-interfaces network-listeners network-meet-by-names leftovers-sockets benign-sockets
-objects-locks objects-watches objects-in-flight objects-tcp-ended limits-cpu-affinity
-objects-tcp objects-tcp-unaccepted objects-udp
-"""
-BEYOND = frozenset(_BEYOND.split())
-"""Attacks that srt does not stop, and programs that it refuses.
-
-It lets all system calls through but few (docs/srt.md), masks nothing of /proc, gives terminals and the host's device
-files, leaves limits to programs, and has helpers of its own in the sandbox: relays on the loopback, and a first process
-with capabilities in its own namespace. Objects that the kernel counts for nobody have no watch of ours, it refuses
-sockets that pass the limit instead of ending the program, and a quota bounds processors without keeping programs on
-one. The agent has the user of its programs and is not the first process: they can end it, and the sandbox with it. Unix
-sockets are refused.
-"""
+_BEYOND = {
+    "nothing of /proc and /sys is masked": """
+        proc-dangerous-files proc-dangerous-directories proc-settings special-files-sysfs""",
+    "the table of mounts names the places of what is bound on the host": "proc-places",
+    "new terminals can be opened": "files-search writing-everywhere special-files-host-devices",
+    "the device files are the host's own": "writing-metadata leftovers-shared-times",
+    "the bounding set stays, and srt's first process has capabilities in its own namespace": "privileges-capabilities",
+    "limits stay the programs' own": "privileges-higher-limits limits-pending-signals",
+    "its filter lets all system calls through but few": "syscalls-huge-pages",
+    "a quota bounds processors, without keeping programs on one": "limits-cpu-affinity",
+    "the agent and srt's helpers have the user of programs, which see them, and can end them and the sandbox": """
+        proc-processes processes-signal processes-touch processes-signal-everybody leftovers-processes
+        trees-programs_may_end_what_serves_files""",
+    "srt's relays listen on its loopback": "network-interfaces network-listeners",
+    "unix sockets are refused": "network-meet-by-names leftovers-sockets benign-sockets",
+    "the kernel counts them for a user or for nobody, and nobody watches them": """
+        objects-locks objects-watches objects-in-flight objects-tcp-ended""",
+    "sockets above the limit are refused, and the program goes on": "objects-tcp objects-tcp-unaccepted objects-udp",
+}
+BEYOND = {attack: why for why, attacks in _BEYOND.items() for attack in attacks.split()}
+"""Attacks that srt does not stop, and programs that it refuses, with the reasons (docs/srt.md)."""
 WHOLE = ("walls",)
 _SHORT = """
 lifecycle-create_at_once_with_one_key_makes_one
@@ -87,4 +87,4 @@ async def test_conformance(promise: Check, ground: Ground, hold: Hold) -> None:
 
 
 def test_the_lists_name_checks_that_there_are() -> None:
-    assert {check.id for check in CHECKS} >= (SHORT | BEYOND)
+    assert {check.id for check in CHECKS} >= SHORT | BEYOND.keys()
