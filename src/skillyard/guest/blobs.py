@@ -8,14 +8,12 @@ it wrote itself from copies.
 from __future__ import annotations
 
 import io
-import json
 import os
-import re
 from _thread import allocate_lock
 
 from .errors import BlobNotMounted, OutputNotSerializable
 from .frames import PIECE, Channel
-from .result import as_json
+from .result import as_json, encoder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,8 +32,9 @@ MAX_OPEN = 32
 TEXT = "text/plain"
 JSON = "application/json"
 BINARY = "application/octet-stream"
-_KIND = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,126}/[A-Za-z0-9!#$&^_.+-]{1,126}(?:;[\x20-\x7e]{1,200})?")
-_header = json.JSONEncoder(separators=(",", ":")).encode
+_NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789!#$&^_.+-")
+_LONGEST_NAME, _LONGEST_PARAMETERS = 126, 200
+_header = encoder()
 
 
 class OwnBlobs:
@@ -92,6 +91,14 @@ class OwnBlobs:
         os.unlink(copy.file.name)
         copy.file = None
         self._left += copy.size
+
+
+def _is_kind(text: str) -> bool:
+    """Returns whether it is a MIME type, perhaps with parameters."""
+    names, parameters, more = text.partition(";")
+    main, slash, sub = names.partition("/")
+    fits = bool(slash) and all(0 < len(name) <= _LONGEST_NAME and _NAME.issuperset(name) for name in (main, sub))
+    return fits and (not parameters or (0 < len(more) <= _LONGEST_PARAMETERS and more.isascii() and more.isprintable()))
 
 
 class Copy:
@@ -158,6 +165,8 @@ class Blobs:
         return self.read_bytes(blob_id).decode()
 
     def read_json(self, blob_id: str) -> Any:
+        import json
+
         return json.loads(self.read_bytes(blob_id))
 
     def write_text(self, content: str, kind: str = TEXT) -> str:
@@ -187,7 +196,7 @@ class Blobs:
     def writer(self, kind: str = BINARY) -> BlobWriter:
         """A binary file for writing a blob piece by piece, in constant memory. Use it in a ``with`` statement:
         the blob exists when that ends, and does not when an exception ends it."""
-        if not isinstance(kind, str) or not _KIND.fullmatch(kind):
+        if not isinstance(kind, str) or not _is_kind(kind):
             raise ValueError("kind: must be a MIME type such as text/csv")
         with self._lock:
             number = self._begin(kind)

@@ -7,10 +7,7 @@ parameters before it. To everything else the values of the object go by name, an
 
 from __future__ import annotations
 
-import linecache
 import sys
-from importlib import import_module
-from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import FunctionType, ModuleType
 
 from .errors import EntrypointNotFound
@@ -19,7 +16,13 @@ from .imports import ROOT, import_name
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from importlib import import_module
+    from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
     from typing import Any
+else:  # where importlib finds them
+    from _frozen_importlib import ModuleSpec
+    from _frozen_importlib import _gcd_import as import_module
+    from _frozen_importlib_external import PathFinder, SourceFileLoader
 
 POSITIONAL, EITHER, REST, NAMED, OTHERS = range(5)
 """Kinds of parameters, as :mod:`inspect` numbers them."""
@@ -180,7 +183,7 @@ def load_code(source: str, workspace: str, *, script: bool = False) -> ModuleTyp
     spec = ModuleSpec(RUN_MODULE, loader, origin=filename)
     module = ModuleType(name)
     module.__dict__.update(__file__=filename, __spec__=spec, __loader__=loader, __package__="")
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    _tell_lines(filename, source)
     sys.modules[RUN_MODULE] = sys.modules["__main__"] = module
     sys.path.insert(0, workspace)
     sys.argv = [filename]
@@ -188,10 +191,46 @@ def load_code(source: str, workspace: str, *, script: bool = False) -> ModuleTyp
     return module
 
 
+def _tell_lines(filename: str, source: str) -> None:
+    """Has linecache know the source, now or as soon as something imports it."""
+    lines = len(source), None, source.splitlines(keepends=True), filename
+    if (there := sys.modules.get("linecache")) is not None:
+        there.cache[filename] = lines
+    else:
+        sys.meta_path.insert(0, _LinesFinder(filename, lines))
+
+
+class _LinesFinder:
+    """Finds linecache, whose import takes longer than most runs, and tells it a file."""
+
+    def __init__(self, filename: str, lines: tuple[object, ...]) -> None:
+        self._filename, self._lines = filename, lines
+
+    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname != "linecache":
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = _LinesLoader(fullname, spec.loader.path, self._filename, self._lines)
+        return spec
+
+
+class _LinesLoader(SourceFileLoader):
+    def __init__(self, fullname: str, path: str, filename: str, lines: tuple[object, ...]) -> None:
+        super().__init__(fullname, path)
+        self._filename, self._lines = filename, lines
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        if isinstance(cache := getattr(module, "cache", None), dict):
+            cache[self._filename] = self._lines
+
+
 def forget_code() -> None:
     """Undo :func:`load_code`."""
     module = sys.modules.pop(RUN_MODULE)
-    linecache.cache.pop(str(module.__file__))
+    sys.modules["linecache"].cache.pop(str(module.__file__))
     sys.path.pop(0)
 
 

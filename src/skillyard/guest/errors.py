@@ -31,5 +31,13 @@ class SandboxError(RuntimeError):
     """The run could not be begun: the host asked for what cannot be."""
 
 
+def is_success(error: BaseException) -> bool:
+    """Returns whether it is ``sys.exit()`` or ``sys.exit(0)``."""
+    if not issubclass(type(error), SystemExit):  # isinstance() asks the exception, which may raise
+        return False
+    code = SystemExit.__dict__["code"].__get__(error)  # of the C type, whatever a subclass says
+    return code is None or (type(code) in (int, bool) and code == 0)
+
+
 BlobNotMounted.__module__ = "runtime"
 """Where foreign code finds it, and where pickle looks when it crosses from a child process."""

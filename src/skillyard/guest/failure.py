@@ -39,14 +39,6 @@ _THREAD = re.compile(r"^(?:Current t|T)hread .*$", re.MULTILINE)
 _CALLER = os.path.join(_OURS, "main.py")
 
 
-def is_success(error: BaseException) -> bool:
-    """Returns whether it is ``sys.exit()`` or ``sys.exit(0)``."""
-    if not issubclass(type(error), SystemExit):  # isinstance() asks the exception, which may raise
-        return False
-    code = SystemExit.__dict__["code"].__get__(error)  # of the C type, whatever a subclass says
-    return code is None or (type(code) in (int, bool) and code == 0)
-
-
 def spelling(error: SyntaxError, source: str) -> str:
     """Returns the remedy for code of a chat or a notebook; empty for other code. Never raises."""
     try:

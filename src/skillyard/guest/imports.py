@@ -20,22 +20,24 @@ from __future__ import annotations
 import builtins
 import os
 import sys
-from importlib import import_module
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from importlib import import_module
+    from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
     from typing import Any
 
     from _typeshed import ReadableBuffer
 
     MetaPath = Sequence[str] | None
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
 
     Mounts = Mapping[str, Mapping[str, str | None]]
+else:  # where importlib finds them
+    from _frozen_importlib import ModuleSpec
+    from _frozen_importlib import _gcd_import as import_module
+    from _frozen_importlib_external import PathFinder, SourceFileLoader
 
 ROOT = "skills"
 _RESERVED = frozenset({ROOT, "runtime"})

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import sys
 
-from . import failure, process, randomness, shell
+from . import process
 from .blobs import Blobs
 from .call import Call, find, finished, forget_code, load_code, load_skill
-from .clearing import clear
-from .errors import SandboxError
+from .errors import SandboxError, is_success
 from .frames import Channel
 from .imports import show_skills
 from .output_files import make_place, send_left
-from .programs import interpreter
-from .programs.tools import show_tools
-from .randomness import reseed
-from .result import encode
+from .result import encode, encoder, scan
 from .runtime import publish
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import ModuleType
     from typing import Any, NoReturn
 
 __all__ = ["prepare", "reseed", "run", "serve"]
@@ -42,7 +38,7 @@ _USE = "    try:\n        import {name}\n        {step}\n    except BaseExceptio
 def _rehearsal() -> bytes:
     """Returns a request for the working directory, which also uses what was imported ahead."""
     uses = "".join(_USE.format(name=name, step=step) for name, step in _USES.items() if name in sys.modules)
-    return json.dumps(
+    return _encode(
         {
             "code": f"import json\n\ndef main(args):\n{uses}"
             "    return {'sum': sum(args['xs']), 'text': json.dumps(args)}\n",
@@ -66,9 +62,7 @@ _REHEARSE_AFTER_S = 0.02
 _NOWHERE = "/proc/self/fdinfo"
 """A working directory in which nothing can be made or removed."""
 
-_encode = json.JSONEncoder(separators=(",", ":")).encode
-_scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
-"""The bare reader: json.loads() runs four functions more, whose pages each run would copy."""
+_encode = encoder()
 _exit = os._exit  # foreign code may replace what it finds in os
 _setrecursionlimit, _RECURSION = sys.setrecursionlimit, sys.getrecursionlimit()
 
@@ -76,17 +70,33 @@ _setrecursionlimit, _RECURSION = sys.setrecursionlimit, sys.getrecursionlimit()
 def prepare(ahead: bool = False, *, warm_up: bool = True) -> None:
     """Does once, before a warm interpreter forks, the work that every run would do alike. ``ahead`` says whether it has
     imported modules that are not ours, ``warm_up`` that enough forks follow to make runs of our own for them."""
+    import_all()
     if ahead:
-        randomness.remember()
+        _others["randomness"].remember()
     process.open_stdio()
     process.reset_signals()
     process.size_threads()
     if warm_up:
         _warm_up()
     guest = _Guest()
-    _hidden.extend(process.hide(guest.hidden))
+    _hidden.update(process.hide(guest.hidden))
     guest.hidden = []
+    guest.rehearsal = _rehearsal()
     _warm.append(guest)
+
+
+def import_all() -> None:
+    """Imports what requests to run code do without, and what tells of failures."""
+    from . import clearing, failure, randomness, shell
+    from .programs import interpreter, tools
+
+    for module in (clearing, failure, randomness, shell, interpreter, tools):
+        _others[module.__name__.rpartition(".")[2]] = module
+
+
+def reseed() -> None:
+    """Gives this fork of a warm interpreter random numbers of its own."""
+    _others["randomness"].reseed()
 
 
 def _warm_up() -> None:
@@ -130,17 +140,21 @@ def serve(
 
     Without a request nothing happens: nobody wants this process any more.
     """
-    guest = _begin(channel_fd)
-    guest.stack_fd, guest.spared, guest.end = stack_fd, spared, end
     try:
         if stack_fd >= 0:
-            failure.write_when_told(stack_fd)
-        if _warm and not select.select([request_fd], [], [], _REHEARSE_AFTER_S)[0]:
-            guest.rehearse()
+            if not _others:
+                import_all()
+            _others["failure"].write_when_told(stack_fd)
+        if _warm:
+            _warm[0].open(channel_fd)
+            if not select.select([request_fd], [], [], _REHEARSE_AFTER_S)[0]:
+                _warm[0].rehearse()
         request = _read_all(request_fd)
     except OSError as error:
         sys.stderr.write(f"the request cannot be read: {error}\n")
         return False
+    guest = _warm[0] if _warm else _begin(request, channel_fd)
+    guest.stack_fd, guest.spared, guest.end = stack_fd, spared, end
     if request:
         _run(guest, request)
     return guest.finished
@@ -148,7 +162,7 @@ def serve(
 
 def run(request_bytes: bytes, channel_fd: int) -> None:
     """Run a request and write its frames; stdout and stderr are flushed. Never raises, and does not exit."""
-    _run(_begin(channel_fd), request_bytes)
+    _run(_begin(request_bytes, channel_fd), request_bytes)
 
 
 def _run(guest: _Guest, request: bytes) -> None:
@@ -158,10 +172,23 @@ def _run(guest: _Guest, request: bytes) -> None:
         return
 
 
-def _begin(channel_fd: int) -> _Guest:
+def _begin(request: bytes, channel_fd: int) -> _Guest:
+    read = None if _warm else _read_early(request)
     guest = _warm[0] if _warm else _Guest()
     guest.open(channel_fd)
+    guest.read = read
     return guest
+
+
+def _read_early(request: bytes) -> dict[str, Any] | None:
+    """Returns a request whose modules are imported; None for one that is not to be understood."""
+    try:
+        read = _read(request)
+        if read.get("op", "call") != "call" or read.get("tools"):
+            import_all()
+    except Exception:  # noqa: BLE001 - the run tells it
+        return None
+    return read
 
 
 def _read_all(fd: int) -> bytes:
@@ -175,8 +202,8 @@ def _read(request: bytes) -> dict[str, Any]:
     """Returns the request. Raises ValueError."""
     text = request.decode()
     try:
-        value, end = _scan(text, 0)
-    except StopIteration:
+        value, end = scan(text, 0)
+    except (StopIteration, SystemError):
         raise ValueError("it is not JSON") from None
     if end != len(text):
         raise ValueError("it has something behind its end")
@@ -194,7 +221,9 @@ class _Guest:
         """Names that foreign code does not find among the modules."""
         self._hint = ""
         self._as_script = False
-        self._rehearsal = _rehearsal()
+        self.rehearsal = b""
+        self.read: dict[str, Any] | None = None
+        """The next request, where it was read already."""
         self.stack_fd = -1
         self.spared: frozenset[int] = frozenset()
         self.end = b""
@@ -206,7 +235,9 @@ class _Guest:
 
     def open(self, channel_fd: int) -> None:
         self._channel.open(channel_fd)
-        process.be_plain(self.hidden)
+        ours = process.be_plain(self.hidden)
+        if not _others:
+            self._late = process.Late(ours, self._libraries)
 
     def rehearse(self) -> None:
         """Makes a whole run of our own while the request is awaited.
@@ -218,7 +249,7 @@ class _Guest:
         nothing = os.open(os.devnull, os.O_WRONLY)
         self._channel = Channel()
         self._channel.open(nothing)
-        self.run(self._rehearsal)
+        self.run(self.rehearsal)
         os.close(nothing)
         forget_code()
         sys.path[:], sys.meta_path[:], sys.argv = path, finders, argv
@@ -231,12 +262,12 @@ class _Guest:
         except BaseException as error:  # noqa: BLE001 - whatever ends the code is reported
             _setrecursionlimit(_RECURSION)
             if not self._channel.is_ours():
-                _leave_child(error, self._libraries)
-            if failure.is_success(error):
+                self._leave_child(error)
+            if is_success(error):
                 kind, payload = b"R", b"{}"
                 self._notes.update({"script": True} if self._as_script else {})
             else:
-                kind, payload = b"X", failure.describe(error, self._libraries, self._hint or failure.mend(error))
+                kind, payload = b"X", self._described(error)
         process.flush_stdio()
         if not self._channel.is_ours():
             _exit(0)
@@ -254,19 +285,19 @@ class _Guest:
             raise SandboxError(f"the guest cannot use its request: {type(error).__name__}: {error}") from None
         del request_bytes
         if request.get("op") == "collect":
-            if last := failure.read_last(self.stack_fd):
+            if last := _others["failure"].read_last(self.stack_fd):
                 self._notes["stack"] = last
             return b"{}"
         if request.get("op") == "clear":
-            return _encode({"left": clear(workspace, self.spared)}).encode()
+            return _encode({"left": _others["clearing"].clear(workspace, self.spared)}).encode()
         if request.get("op") == "stay":
             process.stay()
         if request.get("op") == "interpreter":
-            interpreter.lead(request, workspace, self._libraries)
+            _others["interpreter"].lead(request, workspace, self._libraries)
         if request.get("op") == "cell":
-            interpreter.run_cell(request, self._channel)
+            _others["interpreter"].run_cell(request, self._channel)
         if request.get("op") == "command":
-            return _encode(shell.run(request, workspace, self._blobs, self._tell)).encode()
+            return _encode(_others["shell"].run(request, workspace, self._blobs, self._tell)).encode()
         max_bytes = request.get("max_result_bytes", MAX_RESULT_BYTES)
         source = request["code"]
         entrypoint, args = request["entrypoint"], request.pop("args")
@@ -277,7 +308,7 @@ class _Guest:
             try:
                 module = load_code(source, workspace, script=entrypoint is None)
             except SyntaxError as error:
-                self._hint = failure.spelling(error, source)
+                self._hint = self._failure().spelling(error, source)
                 raise
         function = find(module, entrypoint)
         if function is None:
@@ -290,6 +321,27 @@ class _Guest:
         _setrecursionlimit(_RECURSION)
         return encode(value, max_bytes)
 
+    def _failure(self) -> Any:
+        return _others.get("failure") or self._late.module("failure")
+
+    def _described(self, error: BaseException) -> bytes:
+        """Returns the report of a failure, however little of it can be told."""
+        try:
+            failure = self._failure()
+            return bytes(failure.describe(error, self._libraries, self._hint or failure.mend(error)))
+        except BaseException:  # noqa: BLE001 - foreign code left no room for an import
+            return process.bare(error)
+
+    def _leave_child(self, error: BaseException) -> NoReturn:
+        """A process that the code forked has come back from its function: it ends as a script does."""
+        code: object = 1
+        if isinstance(error, SystemExit):
+            code = error.code or 0
+        else:
+            sys.stderr.write(scan(self._described(error).decode(), 0)[0]["traceback"])
+        process.flush_stdio()
+        _exit(code & 0xFF if isinstance(code, int) else 1)
+
     def _tell(self, state: dict[str, object]) -> None:
         self._channel.send(b"S", _encode(state).encode())
         self._channel.send(b"S")  # the last five bytes of a channel wait for those behind them
@@ -297,14 +349,14 @@ class _Guest:
     def _send_left(self) -> None:
         """Sends the files. The result is sent whatever foreign code made of the modules that this needs."""
         try:
-            send = send_left if self._request.get("command") is None else shell.send_outputs
+            send = send_left if self._request.get("command") is None else _others["shell"].send_outputs
             self._notes.update(send(self._workspace, self._request, self._blobs))
         except BaseException:  # noqa: BLE001
             return
 
     def _take(self, request_bytes: bytes) -> tuple[dict[str, Any], str]:
         """The request, and the working directory, which is entered."""
-        request = _read(request_bytes)
+        request, self.read = self.read or _read(request_bytes), None
         workspace = request.get("workspace", WORKSPACE)
         try:
             os.chdir(workspace)
@@ -313,7 +365,7 @@ class _Guest:
             os.chdir(workspace)
         show_skills(request)
         if request.get("tools"):
-            show_tools(request["tools"])
+            _others["tools"].show_tools(request["tools"])
         for name, value in request["env"].items():
             os.environ[name] = value
         self._blobs._mount(request)
@@ -323,17 +375,8 @@ class _Guest:
         return request, workspace
 
 
-def _leave_child(error: BaseException, libraries: list[str]) -> NoReturn:
-    """A process that the code forked has come back from its function: it ends as a script does."""
-    code: object = 1
-    if isinstance(error, SystemExit):
-        code = error.code or 0
-    else:
-        sys.stderr.write(json.loads(failure.describe(error, libraries))["traceback"])
-    process.flush_stdio()
-    _exit(code & 0xFF if isinstance(code, int) else 1)
-
-
 _warm: list[_Guest] = []
-_hidden: list[object] = []
+_others: dict[str, Any] = {}
+"""The modules that :func:`import_all` imports, by their last names."""
+_hidden: dict[str, ModuleType] = {}
 """Our modules, which live on when they are not among the modules any more."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
 from itertools import islice
 
 from .frames import PIECE
@@ -49,8 +48,7 @@ def send_left(workspace: str, request: Mapping[str, Any], blobs: Blobs) -> dict[
     try:
         os.rmdir(place)  # the cheapest way to learn that it is empty, as it is after most runs
     except OSError:
-        with suppress(OSError):  # it is gone, or not a directory
-            left.directory(os.open(place, _DIRECTORY), "", 0)
+        _send_below(left, place)
     notes: dict[str, object] = {"skipped": left.skipped, "others": _others(workspace, left), "more": left.more}
     return {name: value for name, value in notes.items() if value}
 
@@ -59,10 +57,16 @@ def send_new(workspace: str, request: Mapping[str, Any], blobs: Blobs, since_ns:
     """Sends the files that were written since a time; returns notes on those that are not sent."""
     limits = request.get("files") or {}
     left = Left(blobs, limits.get("count", 0), limits.get("each_bytes", 0), limits.get("bytes", 0), since_ns)
-    with suppress(OSError):
-        left.directory(os.open(f"{workspace}/{OUT}", _DIRECTORY), "", 0)
+    _send_below(left, f"{workspace}/{OUT}")
     notes: dict[str, object] = {"skipped": left.skipped, "more": left.more}
     return {name: value for name, value in notes.items() if value}
+
+
+def _send_below(left: Left, place: str) -> None:
+    try:
+        left.directory(os.open(place, _DIRECTORY), "", 0)
+    except OSError:  # it is gone, or not a directory
+        return
 
 
 def _others(workspace: str, left: Left) -> list[str]:

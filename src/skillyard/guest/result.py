@@ -8,8 +8,6 @@ others are refused with their place and a remedy: the code must say whether a se
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from math import isfinite
 
@@ -17,12 +15,50 @@ from .errors import OutputNotSerializable, OutputTooLarge
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
+    from collections.abc import Callable, Iterable
+    from typing import Any, NoReturn
+
+    encode_basestring: Callable[[str], str]
+    encode_basestring_ascii: Callable[[str], str]
+    make_encoder: Callable[..., Callable[[object, int], tuple[str, ...]]]
+    make_scanner: Callable[[object], Callable[[str, int], tuple[Any, int]]]
+else:  # of the package json, which brings regular expressions along: their import takes longer than most runs
+    from _json import encode_basestring, encode_basestring_ascii, make_encoder, make_scanner
 
 MAX_ARRAY = 10_000
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class _Rules:
+    """The rules of :class:`json.JSONDecoder`."""
+
+    strict = True
+    object_hook = object_pairs_hook = None
+    parse_float, parse_int = float, int
+    parse_constant = {"-Infinity": float("-inf"), "Infinity": float("inf"), "NaN": float("nan")}.__getitem__
+
+
+scan = make_scanner(_Rules)
+"""Returns the value at a place of a text, and its end. Raises StopIteration, or SystemError where json is not there."""
+
+
+def encoder(*, ascii: bool = True, nan: bool = True) -> Callable[[object], str]:
+    """Returns a function that gives compact JSON, as :class:`json.JSONEncoder` does.
+
+    ``ascii`` has it escape all other characters, without ``nan`` it raises ValueError for such numbers.
+    """
+    text = encode_basestring_ascii if ascii else encode_basestring
+
+    def encode(value: object) -> str:
+        return "".join(make_encoder({}, _refuse, text, None, ":", ",", False, False, nan)(value, 0))
+
+    return encode
+
+
+def _refuse(value: object) -> NoReturn:
+    raise TypeError(f"{type(value).__name__} is not a type of JSON")
+
+
+_encode = encoder(ascii=False, nan=False)
 _ATOMS = (int, bool, type(None))
 _KEYS = (str, int, float, bool, type(None))
 _SHORTEST = 2
@@ -125,7 +161,7 @@ def _utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        return _SURROGATE.sub("\ufffd", text).encode()
+        return "".join("\ufffd" if "\ud800" <= sign <= "\udfff" else sign for sign in text).encode()
 
 
 class _Refused(Exception):

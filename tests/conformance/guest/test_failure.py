@@ -266,3 +266,48 @@ def main(args):
 def test_a_changed_recursion_limit_does_not_hinder_the_report(box: GuestBox, limit: int) -> None:
     code = f"import sys\ndef main(args):\n    sys.setrecursionlimit({limit})\n    raise ValueError('seen')"
     assert box.call(code).failure.message == "seen"
+
+
+_IN_THE_WAY = {
+    "its own modules have names of the standard library": (
+        "for name in ('token', 'traceback', 'json'):\n"
+        "    open(f'{name}.py', 'w').write('mine = 1')\n"
+        "    assert __import__(name).mine\n"
+    ),
+    "it took all descriptors": (
+        "import os\n"
+        "held = []\n"
+        "try:\n"
+        "    while True: held.append(os.open('/dev/null', os.O_RDONLY))\n"
+        "except OSError: pass\n"
+    ),
+    "it emptied the path": "import sys\nsys.path.clear()\nsys.path_importer_cache.clear()\n",
+    "it stands in another place": "import os\nos.mkdir('elsewhere')\nos.chdir('elsewhere')\n",
+}
+
+
+@pytest.mark.parametrize("before", _IN_THE_WAY.values(), ids=_IN_THE_WAY)
+def test_a_failure_is_told_whatever_the_code_left(box: GuestBox, before: str) -> None:
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+    failure = box.call(f"{limit}{before}def main(args):\n    raise ValueError('wrong')\n").failure
+    assert (failure.type, failure.message) == ("ValueError", "wrong")
+    assert failure.traceback.endswith("    raise ValueError('wrong')\nValueError: wrong\n")
+
+
+def test_a_failure_that_nothing_more_can_be_told_of_has_its_type(box: GuestBox) -> None:
+    code = (
+        "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))\ndef main(args): raise ValueError('x')\n"
+    )
+    assert box.call(code).failure.type == "ValueError"
+
+
+def test_a_run_that_succeeds_imports_nothing_that_tells_of_failures(box: GuestBox) -> None:
+    code = "import sys\ndef main(args): return sorted({'re', 'json', 'traceback', 'ctypes'} & {*sys.modules})"
+    assert box.call(code).value == {"result": []}
+
+
+def test_lines_of_the_code_are_known_once_they_are_asked_for(box: GuestBox) -> None:
+    code = "def main(args):\n    import linecache, sys\n    return linecache.getline(__file__, 2), len(sys.meta_path)\n"
+    line, finders = box.call(code).value["result"]
+    assert line == "    import linecache, sys\n"
+    assert finders == box.call("import linecache, sys\ndef main(args): return len(sys.meta_path)").value["result"]

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import skillyard.guest.blobs
 import skillyard.guest.frames
@@ -126,7 +128,17 @@ def test_both_ends_agree_on_their_limits() -> None:
     assert DEFAULT_LIMITS.blob_bytes == skillyard.guest.blobs.MAX_BLOB_BYTES
     assert DEFAULT_LIMITS.open_blobs == skillyard.guest.blobs.MAX_OPEN
     assert DEFAULT_LIMITS.result_bytes == skillyard.guest.main.MAX_RESULT_BYTES
-    assert skillyard.guest.blobs._KIND.pattern == frames.KIND.pattern
+
+
+@given(st.one_of(st.text(), st.from_regex(frames.KIND), st.text("a/;!~ é\n", max_size=12)))
+@example("a/b;")
+@example("text/csv;" + "~" * 200)
+@example("text/csv;" + "~" * 201)
+@example("a" * 126 + "/b")
+@example("a" * 127 + "/b")
+@example("a/b/c")
+def test_both_ends_agree_on_the_kinds_of_blobs(kind: str) -> None:
+    assert skillyard.guest.blobs._is_kind(kind) is (frames.KIND.fullmatch(kind) is not None)
 
 
 def test_a_built_request_runs(box: GuestBox) -> None:

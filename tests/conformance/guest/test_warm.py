@@ -216,7 +216,7 @@ import json, os
 from inside import main
 main.prepare()
 r, w = os.pipe()
-guest = main._begin(w)
+guest = main._begin(b"", w)
 guest.rehearse()
 request = json.loads({encode_request(box.request(code))!r})
 request["args"] = {{"fd": w}}
@@ -297,6 +297,7 @@ def state():
         "descriptors": os.listdir("/proc/self/fd"), "limit": sys.getrecursionlimit(), "builtins": [*vars(builtins)],
         "handlers": [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGXCPU)],
     }
+main.import_all()
 main._Guest()
 before = state()
 main._warm_up()

@@ -139,6 +139,7 @@ def _guest(
     if is_forked(place, order):
         from .. import main, process  # noqa: F401 - a fork of the agent needs them
 
+        main.import_all()
         return lambda: _command(place, order, stdio, kept)
     argv = (
         place.python,
@@ -174,6 +175,8 @@ def _clear(place: Place, stdio: tuple[int, int, int], kept: tuple[int, ...], spa
 def import_ahead() -> None:
     """Imports what forks of the agent for guests without foreign code need."""
     from .. import clearing, main, process  # noqa: F401
+
+    main.import_all()
 
 
 def import_clearing() -> None:

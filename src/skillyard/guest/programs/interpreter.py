@@ -23,7 +23,7 @@ from types import MethodType, ModuleType
 from .. import failure, process
 from ..blobs import Blobs
 from ..call import finished
-from ..errors import InterpreterLost, OutputNotSerializable
+from ..errors import InterpreterLost, OutputNotSerializable, is_success
 from ..frames import Channel
 from ..output_files import send_new
 from ..result import encode
@@ -393,7 +393,7 @@ class _Cells:
                 raise
         except BaseException as error:  # noqa: BLE001 - whatever ends the cell is reported
             self._at_work = False
-            if failure.is_success(error):
+            if is_success(error):
                 return b"R", b"{}"
             return b"X", failure.describe(error, self._libraries, hint)
 
