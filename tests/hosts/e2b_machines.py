@@ -35,9 +35,12 @@ def leftovers(server: int) -> list[str]:
 class Machine:
     """A machine by its process 1. ``start`` makes it, ``kill`` leaves nothing of it."""
 
-    def __init__(self, id: str, baked: str = "", node: str = "") -> None:
-        """``baked`` is a directory that it has as /opt/skillyard, ``node`` a program that it has as node."""
-        self.id, self._baked, self._node = id, baked, node
+    def __init__(self, id: str, baked: str = "", node: str = "", local: str = "") -> None:
+        """``baked`` and ``local`` are directories that it has as /opt/skillyard and /usr/local.
+
+        ``node`` is a program that it has as node.
+        """
+        self.id, self._baked, self._node, self._local = id, baked, node, local
         self._groups = [root / f"{_PREFIX}{os.getpid()}-{id}" for root in _roots()]
         self._keeper: asyncio.subprocess.Process | None = None
         self.pid = 0
@@ -56,7 +59,8 @@ class Machine:
             binds = [f"mount --bind {self._groups[0]} {GROUPS}"]
         baked = [f"mount --bind {self._baked} /mnt"] if self._baked else []
         node = [f"mount --bind {self._node} $(command -v node)"] if self._node else []
-        inside = [*binds, *baked, *node, "mount -o remount,bind,ro /"]
+        local = [f"mount --bind {self._local} /usr/local"] if self._local else []
+        inside = [*binds, *baked, *node, *local, "mount -o remount,bind,ro /"]
         inside += [f"mount -t tmpfs -o mode=0755 tmpfs {place}" for place in _HIDDEN if Path(place).is_dir()]
         if self._baked:
             inside += ["mkdir -p /opt/skillyard", "mount --move /mnt /opt/skillyard"]

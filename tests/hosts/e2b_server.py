@@ -3,9 +3,10 @@
 It makes real namespaces and runs commands for real. ``POST /test`` tells it to throttle or to fail; ``GET /test`` tells
 its machines. It speaks HTTP/1.1 on loopback::
 
-    python -m tests.hosts.e2b_server PORT BAKED
+    python -m tests.hosts.e2b_server PORT BAKED LOCAL
 
-The template ``baked`` has the directory BAKED as /opt/skillyard, and ``node`` a node that takes types out.
+The template ``baked`` has the directory BAKED as /opt/skillyard, and ``node`` has a node that takes types out.
+``local`` has the directory as /usr/local to which LOCAL is a link.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tests.hosts.e2b_machines import Machine
 
 API_KEY = "e2b_0123456789abcdef"
 NODE = Path("/usr/local/lib/skillyard-ci/mcp-clients/node_modules/node/bin/node")
-TEMPLATES = ("base", "other", "baked", *(("node",) if NODE.exists() else ()))
+TEMPLATES = ("base", "other", "baked", "local", *(("node",) if NODE.exists() else ()))
 _ENVD = "0.6.7"
 _PIECES = 32
 
@@ -310,7 +311,9 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
 
 
 def _machine(id: str, template: str) -> Machine:
-    return Machine(id, sys.argv[2] if template == "baked" else "", str(NODE) if template == "node" else "")
+    baked = sys.argv[2] if template == "baked" else ""
+    local = os.path.realpath(sys.argv[3]) if template == "local" else ""
+    return Machine(id, baked, str(NODE) if template == "node" else "", local)
 
 
 def _time(seconds: float) -> str:

@@ -37,6 +37,8 @@ class StandIn:
     pid: int
     baked: Path
     """The directory that the template ``baked`` brings along."""
+    local: Path
+    """The link to the directory that machines of the template ``local`` have as /usr/local."""
 
     @property
     def settings(self) -> E2bSettings:
@@ -90,11 +92,12 @@ def stand_in(scratch: Path) -> Iterator[StandIn]:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with (scratch / "e2b.log").open("wb") as log:
-        words = [sys.executable, "-m", "tests.hosts.e2b_server", str(port), str(scratch / "baked" / CONTEXT)]
+        words = [sys.executable, "-m", "tests.hosts.e2b_server", str(port)]
+        words += [str(scratch / "baked" / CONTEXT), str(scratch / "local")]
         server = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log)
     write_template(scratch / "baked", "none", {})
     try:
-        found = StandIn(port, server.pid, scratch / "baked" / CONTEXT)
+        found = StandIn(port, server.pid, scratch / "baked" / CONTEXT, scratch / "local")
         deadline = time.monotonic() + BOUND_S
         while True:
             with suppress(OSError):

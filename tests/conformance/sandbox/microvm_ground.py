@@ -21,15 +21,24 @@ _TOOLS = ("qemu-system-x86_64", "apt-get", "dpkg-deb", "mksquashfs", "unshare", 
 
 def image(scratch: Path) -> Path:
     """Returns the directory of the image, made below ``scratch``. Skips, with the reason, where none can be made."""
+    check_tools()
+    return IMAGE if IMAGE.exists() else built(scratch / "microvm-image")
+
+
+def check_tools() -> None:
+    """Skips, with the reason, where no machine can be made."""
     if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
         pytest.skip(f"machines need {', '.join(missing)} (.ci/setup installs them)")
     if os.uname().machine != "x86_64":
         pytest.skip("images of machines are made for x86_64 only")
     pytest.importorskip("qemu.qmp", reason="QMP's client is not installed: pip install 'skillyard[microvm]'")
-    place = IMAGE if IMAGE.exists() else scratch / "microvm-image"
+
+
+def built(place: Path, root: Path | None = None) -> Path:
+    """Returns an image, of a root or of Debian's packages. Skips, with the reason, where none can be made."""
     if not place.exists():
         try:
-            build_image(place, None, (), lambda _: None)
+            build_image(place, root, (), lambda _: None)
         except BuildFailed as failed:
             pytest.skip(f"no image of machines can be built: {failed.message}")
     return place

@@ -54,21 +54,25 @@ def build(docker: Docker, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def import_python(docker: Docker) -> None:
-    """The image BASE: the files of Python and of the usual commands as they are on this machine."""
+    """The image BASE: :func:`root_files`."""
+    changes = ["--change", "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
+    docker("import", *changes, "-", BASE, stdin=root_files())
+
+
+def root_files() -> bytes:
+    """Returns an archive with the files of Python and of the usual commands as they are on this machine."""
     made = [str(path) for place in _MADE for path in Path(place).rglob("*")]
     files = "\n".join(sorted({*files_of(closure()), *(f"/{name}" for name in _LINKS), *made, "/etc/ld.so.cache"}))
-    changes = ["--change", "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
     with tempfile.NamedTemporaryFile("w") as listed, tempfile.TemporaryDirectory() as empty:
         Path(empty).chmod(0o755)  # rootless engines keep the mode of the root
         for name in ("proc", "sys", "dev", "run", "tmp", "var", "workspace", "home", "root"):
             Path(empty, name).mkdir()
         listed.write(files)
         listed.flush()
-        packed = subprocess.run(
+        return subprocess.run(
             ["tar", "-cf", "-", "-P", "--no-recursion", "-T", listed.name, "-C", empty, "--recursion", "."],
             check=True, capture_output=True, timeout=_BOUND_S,
         ).stdout  # fmt: skip
-    docker("import", *changes, "-", BASE, stdin=packed)
 
 
 @functools.cache

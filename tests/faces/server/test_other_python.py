@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,8 @@ from skillyard import SyncRuntime
 from skillyard.config.settings import load_settings
 from skillyard.domain.errors import InvalidInput
 from skillyard.stores.disk import remove_tree
-from tests.conformance.sandbox import oci_ground, opensandbox_ground
+from tests.conformance.sandbox import e2b_ground, microvm_ground, oci_ground, opensandbox_ground
+from tests.crash.test_e2b_killed import keep_key
 from tests.hosts.docker_engine import Docker
 from tests.unit.engine.packages.fake_builder import pack
 from tests.unit.engine.packages.index import Index
@@ -69,30 +73,42 @@ def found() -> Other | None:
     programs += Path("~/.pyenv/versions").expanduser().glob("3.*/bin/python3")
     others = [Other(program) for program in programs]
     fitting = [
-        other for other in others if other.version >= (3, 9) and other.version != OURS and Path(other.include).is_dir()
+        other
+        for other in others
+        if other.version >= (3, 11)  # a machine needs that
+        and other.version != OURS
+        and Path(other.include).is_dir()
+        and other.prefix != "/usr"  # which cannot be laid elsewhere
     ]
     return max(fitting, key=lambda other: other.version, default=None)
 
 
-def layer(other: Other, base: str) -> bytes:
-    """The context of an image with the installation at its own place."""
+def lay(other: Other, root: Path) -> Path:
+    """Puts the installation below a root, where interpreters are found first; returns its place there."""
+    place = root / "usr/local"
+    left_out = shutil.ignore_patterns(*LEFT_OUT, "config-*", "*.a")
+    shutil.copytree(other.prefix, place, symlinks=True, ignore=left_out, dirs_exist_ok=True)
+    (place / f"lib/python{other}/site-packages").mkdir()
+    library = f"{other.prefix}/lib".encode()
+    for program in (place / "bin").glob("python3.*[0-9]"):  # it names the place of its library
+        program.write_bytes(program.read_bytes().replace(library, b"/usr/local/lib".ljust(len(library), b"\0")))
+    return place
+
+
+def layer(other: Other, base: str, scratch: Path) -> bytes:
+    """The context of an image with the installation."""
+    lay(other, scratch / "laid")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as files:
-        for directory, names, found in os.walk(other.prefix):
-            names[:] = [name for name in names if name not in LEFT_OUT and not name.startswith("config-")]
-            for name in found:
-                if not name.endswith(".a"):
-                    path = os.path.join(directory, name)
-                    files.add(path, path.lstrip("/"))
-    path = f"ENV PATH={other.prefix}/bin:/usr/bin:/bin"
-    return pack({"Dockerfile": f"FROM {base}\nADD p.tar /\n{path}\n".encode(), "p.tar": packed.getvalue()})
+        files.add(scratch / "laid/usr", "usr")
+    return pack({"Dockerfile": f"FROM {base}\nADD p.tar /\n".encode(), "p.tar": packed.getvalue()})
 
 
 def lying(other: Other) -> bytes:
     """The context of an image whose interpreter tells a command line in the place of its C library."""
-    place = Path(other.prefix, "lib", f"python{other}", "glob.py")
-    lie = place.read_bytes() + LIE
-    return pack({"Dockerfile": f"FROM {IMAGE}\nCOPY glob.py {place}\n".encode(), "glob.py": lie})
+    module = f"lib/python{other}/glob.py"
+    lie = Path(other.prefix, module).read_bytes() + LIE
+    return pack({"Dockerfile": f"FROM {IMAGE}\nCOPY glob.py /usr/local/{module}\n".encode(), "glob.py": lie})
 
 
 def compiled(other: Other, scratch: Path) -> dict[str, bytes]:
@@ -117,49 +133,104 @@ def index(other: Other, tmp_path_factory: pytest.TempPathFactory) -> Iterator[In
     with Index(host="index.test") as index:
         files = {"compiled/__init__.py": init, **compiled(other, tmp_path_factory.mktemp("c"))}
         index.add("compiled", files=files, tag=f"{other.tag}-{other.tag}-manylinux_2_17_{machine}")
-        for tag in (f"cp3{OURS[1]}", other.tag):
-            index.add(
-                "tagged",
-                files={"tagged/__init__.py": f"VERSION = '{tag}'\n".encode()},
-                tag=f"{tag}-{tag}-manylinux_2_17_{machine}",
-            )
+        for name, tag in product(("tagged", "later"), (f"cp3{OURS[1]}", other.tag)):
+            files = {f"{name}/__init__.py": f"VERSION = '{tag}'\n".encode()}
+            index.add(name, files=files, tag=f"{tag}-{tag}-manylinux_2_17_{machine}")
         index.add("ours", tag=f"cp3{OURS[1]}-cp3{OURS[1]}-manylinux_2_17_{machine}")
         index.put("unbuilt-1.0.tar.gz", b"no archive")
         yield index
 
 
+@dataclass
+class Isolated:
+    """An isolation whose sandboxes have the other Python, by its settings."""
+
+    settings: dict[str, Any]
+    liar: str = ""
+    """The image that lies, where policy names images."""
+    replace: Callable[[], None] | None = None
+    """Has this server's Python in the place of the other one, under the same name; None where the digest is known."""
+
+
+def images(docker: Docker, base: str, other: Other, scratch: Path) -> str:
+    """Makes an image with the other Python, and one that lies; returns the digest of that."""
+    docker("build", "-q", "-t", IMAGE, "-", stdin=layer(other, base, scratch))
+    return docker("build", "-q", "-", stdin=lying(other)).stdout.strip()
+
+
 @contextmanager
-def containers(scratch: Path) -> Iterator[tuple[Docker, str, dict[str, Any]]]:
+def containers(other: Other, scratch: Path) -> Iterator[Isolated]:
     with oci_ground.engine(scratch) as (docker, settings):
-        yield docker, oci_ground.IMAGE, settings.changed(image=IMAGE).model_dump()
+        liar = images(docker, oci_ground.IMAGE, other, scratch)
+        yield Isolated(settings.changed(image=IMAGE).model_dump(), liar)
 
 
 @contextmanager
-def remote(scratch: Path) -> Iterator[tuple[Docker, str, dict[str, Any]]]:
+def remote(other: Other, scratch: Path) -> Iterator[Isolated]:
     with opensandbox_ground.open_sandbox(scratch) as found:
-        yield found.docker, oci_ground.BASE, found.settings(image=IMAGE).model_dump()
+        liar = images(found.docker, oci_ground.BASE, other, scratch)
+
+        def replace() -> None:
+            found.docker("tag", oci_ground.BASE, IMAGE)
+
+        yield Isolated(found.settings(image=IMAGE).model_dump(), liar, replace)
 
 
-@pytest.fixture(scope="module", params=[("oci", containers), ("opensandbox", remote)], ids=lambda param: param[0])
-def runtime(
+@contextmanager
+def machines(other: Other, scratch: Path) -> Iterator[Isolated]:
+    microvm_ground.check_tools()
+    root = scratch / "root"
+    root.mkdir()
+    subprocess.run(["tar", "-x", "-C", root], input=oci_ground.root_files(), check=True, timeout=120)
+    lay(other, root)
+    image = microvm_ground.built(scratch / "image", root)
+    yield Isolated(microvm_ground.SETTINGS.changed(image=str(image)).model_dump())
+
+
+@contextmanager
+def provider(other: Other, scratch: Path) -> Iterator[Isolated]:
+    with e2b_ground.stand_in(scratch) as found:
+        found.local.symlink_to(lay(other, scratch / "laid"))
+        asyncio.run(keep_key(scratch / "server"))
+        empty = scratch / "empty"
+        empty.mkdir()
+
+        def replace() -> None:
+            found.local.unlink()
+            found.local.symlink_to(empty)
+
+        yield Isolated(found.settings.changed(template="local").model_dump(), replace=replace)
+
+
+GROUNDS = {"oci": containers, "opensandbox": remote, "microvm": machines, "e2b": provider}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.long] if name == "microvm" else []) for name in GROUNDS],
+)
+def isolated(
     request: pytest.FixtureRequest, other: Other, index: Index, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SyncRuntime]:
-    """A server whose default isolation makes sandboxes of an image with the other Python."""
-    name, ground = request.param
+) -> Iterator[tuple[SyncRuntime, Isolated]]:
+    """A server whose default isolation has the other Python."""
+    name = request.param
     scratch = tmp_path_factory.mktemp("e")
     scratch.chmod(0o755)
-    with ground(scratch) as (docker, base, settings):
-        docker("build", "-q", "-t", IMAGE, "-", stdin=layer(other, base))
-        liar = docker("build", "-q", "-", stdin=lying(other)).stdout.strip()
+    with GROUNDS[name](other, scratch) as found:
         given = {
-            "policy": {"isolation": name, "isolations": ["native"], "images": [liar]},
-            name: settings,
+            "policy": {"isolation": name, "isolations": ["native"], "images": [found.liar] if found.liar else []},
+            name: found.settings,
             "network": {"hosts": {"index.test": ["127.0.0.1"]}},
             "packages": {"run_code": ["*"], "index": index.url, "source": ["unbuilt"]},
         }
         with SyncRuntime(settings=load_settings(data_dir=scratch / "server", **given)) as runtime:
-            yield runtime
+            yield runtime, found
         remove_tree(scratch / "server")
+
+
+@pytest.fixture
+def runtime(isolated: tuple[SyncRuntime, Isolated]) -> SyncRuntime:
+    return isolated[0]
 
 
 def run(runtime: SyncRuntime, package: str, **more: Any) -> dict[str, Any]:
@@ -200,8 +271,26 @@ def test_what_has_no_wheel_for_it_is_refused(runtime: SyncRuntime, other: Other,
     assert "packages.source" not in done.error["message"]
 
 
-def test_an_image_that_tells_a_command_line_is_refused(runtime: SyncRuntime) -> None:
-    [image] = runtime.settings.policy.images
+def test_an_image_that_tells_a_command_line_is_refused(isolated: tuple[SyncRuntime, Isolated]) -> None:
+    runtime, found = isolated
+    if not found.liar:
+        pytest.skip("it makes no sandboxes of images that policy names")
     with pytest.raises(InvalidInput, match=r"packages: are had for CPython 3 on .*; use an image with one of these"):
-        run(runtime, "tagged", image=image)
-    assert runtime.run_code("def main(args): return 1", image=image).ok
+        run(runtime, "tagged", image=found.liar)
+    assert runtime.run_code("def main(args): return 1", image=found.liar).ok
+
+
+def test_an_interpreter_that_is_replaced_gets_no_packages_of_the_other(
+    isolated: tuple[SyncRuntime, Isolated], other: Other
+) -> None:
+    """The run that meets an image or template that was built anew under its name is refused; the next one is right."""
+    runtime, found = isolated
+    if found.replace is None:
+        pytest.skip("it holds the image that it looked at")
+    assert run(runtime, "tagged")["told"] == other.tag
+    found.replace()
+    done = runtime.run_code(LOOK, {"module": "later"}, packages=["later"])
+    assert done.error is not None
+    assert "since its image was replaced; run it again" in done.error["message"]
+    told = run(runtime, "later")
+    assert (told["told"], told["python"]) == (f"cp3{OURS[1]}", [*OURS])

@@ -20,8 +20,11 @@ def fit(spec: SandboxSpec, template: str, seen: Mapping[str, Any]) -> None:
         raise InvalidInput("limits.memory_mb", rule, str(spec.limits.memory_mb))
 
 
-async def groups_of(channel: CommandChannel) -> list[str]:
-    """Returns the limits in force, as the stage at the other end tells them first. Raises SandboxFault."""
+async def begun_of(channel: CommandChannel) -> tuple[list[str], object]:
+    """Returns the limits in force and the interpreter of packages, which the stage tells first.
+
+    Raises SandboxFault.
+    """
     try:
         told = told_by(await channel.line(), "")
     except EOFError as error:
@@ -29,7 +32,7 @@ async def groups_of(channel: CommandChannel) -> list[str]:
     groups = told.get("groups")
     if not isinstance(groups, list):
         raise SandboxFault("the machine told of its sandbox in no form that we know")
-    return groups
+    return groups, told.get("interpreter")
 
 
 def told_by(said: bytes, complaint: str) -> dict[str, Any]:

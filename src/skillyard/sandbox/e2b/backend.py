@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from skillyard.config.backends import E2bSettings
 from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SkillyardError, shown
+from skillyard.domain.package.platforms import foreign
 from skillyard.domain.sandbox.guarantees import Level, Nature, Probe, Protection
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.agent_channel import Agreed, Opener
 from skillyard.sandbox.e2b import alone, stage
-from skillyard.sandbox.e2b.account import MEND, checked, fit, groups_of, told_by
+from skillyard.sandbox.e2b.account import MEND, begun_of, checked, fit, told_by
 from skillyard.sandbox.e2b.channel import CommandChannel
 from skillyard.sandbox.e2b.lifetime import span
 from skillyard.sandbox.e2b.order import lacking, order, pack
@@ -197,7 +198,10 @@ class E2bBackend(RemoteBackend["AsyncSandbox"]):
 
         async def told() -> None:
             try:
-                self._machines[template] = {**known, "groups": await groups_of(channel)}
+                groups, interpreter = await begun_of(channel)
+                if spec.environment.packages is not None:
+                    spec.environment.check_fits(foreign(interpreter))
+                self._machines[template] = {**known, "groups": groups}
             except BaseException:
                 self._machines.pop(template, None)  # it may have been built anew
                 raise
@@ -271,7 +275,7 @@ class E2bBackend(RemoteBackend["AsyncSandbox"]):
 
 
 async def _begins(channel: CommandChannel) -> None:
-    await groups_of(channel)
+    await begun_of(channel)
 
 
 def _timeout_ms(machine: Remote) -> float:

@@ -67,7 +67,8 @@ def main(arguments: list[str]) -> int:
         if arguments == ["look"]:
             told = machine() | {"interpreter": interpreter()}
         elif arguments[:1] == ["start"] and len(arguments) == 2:
-            told = made(inside(arguments[1], "jsontext").decode(_read(int(_read(_HEAD), 16))))
+            order = inside(arguments[1], "jsontext").decode(_read(int(_read(_HEAD), 16)))
+            told = made(order) | ({"interpreter": interpreter()} if order["packages"] else {})
         else:
             raise ValueError("usage: stage.py look | start GUEST")
     except (ImportError, OSError, ValueError, KeyError) as error:
@@ -459,7 +460,10 @@ def _packages(tree: Any, source: str) -> None:
     """Shows the packages of the sandbox in the place of the interpreter's own."""
     import site
 
-    first, *others = [directory for directory in site.getsitepackages() if os.path.isdir(directory)]
+    places = [directory for directory in site.getsitepackages() if os.path.isdir(directory)]
+    if not places:
+        raise ValueError(f"its Python lacks a directory for packages: {site.getsitepackages()[0]}")
+    first, *others = places
     for directory in {*others, _DEBIAN} - {first}:
         if os.path.isdir(directory):
             tree.empty(directory)

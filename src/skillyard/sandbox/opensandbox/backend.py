@@ -20,7 +20,7 @@ from typing import IO, Any
 from skillyard.config.backends import OpenSandboxSettings
 from skillyard.domain.errors import BackendAway, SandboxFault, SandboxGone, SkillyardError, shown
 from skillyard.domain.foreign_json import BadJson, parse_json
-from skillyard.domain.package.platforms import interpreter
+from skillyard.domain.package.platforms import foreign, interpreter
 from skillyard.domain.sandbox.guarantees import Level, Nature, Probe
 from skillyard.domain.sandbox.image import check_image, is_by_digest
 from skillyard.domain.sandbox.spec import Held, SandboxSpec
@@ -202,6 +202,9 @@ class OpenSandboxBackend(RemoteBackend[str]):
         entered, kept = await self._entered(handle, nonce), self._made_of.pop(handle, None)
         if kept is None:
             told = await self._started(entered, spec, nonce)
+            before, self._images[image] = self._images.get(image, told), told
+            if before["interpreter"] != told["interpreter"]:  # the image was replaced, and they are of the earlier one
+                await self._kept.forget_all()
         else:
             seals = [] if kept.sure else await to_its_end(seals_of, kept_of(spec))
             try:
@@ -212,7 +215,8 @@ class OpenSandboxBackend(RemoteBackend[str]):
                 await self._kept.forget(kept)
                 raise
             kept.sure = True
-        self._images[image] = told
+        if spec.environment.packages is not None:
+            spec.environment.check_fits(foreign(told.get("interpreter")))
 
     async def _entered(self, handle: str, nonce: str) -> Door:
         """Returns the door of a new sandbox when it answers. Raises SandboxFault."""

@@ -101,6 +101,11 @@ class KeptContent:
         with suppress(SandboxFault):
             await self._server.forget(kept.id)
 
+    async def forget_all(self) -> None:
+        """Removes all of them. They are made anew for what is used again."""
+        for one in [*(self._known or {}).values()]:
+            await self.forget(one)
+
     async def sweep(self) -> None:
         """Removes snapshots that nobody used for long, and sandboxes that a dead server was filling.
 
