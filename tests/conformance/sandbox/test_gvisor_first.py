@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from skillyard.config.backends import NativeSettings
-from skillyard.domain.sandbox.spec import Argv
+from skillyard.domain.sandbox.spec import Argv, Start
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Outcome
 from skillyard.sandbox.native.grounds import root
 from skillyard.sandbox.native.grounds.gvisor import jail
 from skillyard.sandbox.native.grounds.gvisor.backend import GvisorBackend
+from skillyard.sandbox.native.grounds.gvisor.place import find_sentry
 from skillyard.testing.sandbox_suite import Ground
-from skillyard.testing.sandbox_suite.ground import code, look, run
+from skillyard.testing.sandbox_suite.ground import code, look, processes, run
 from tests.conformance.sandbox import gvisor_ground
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.anyio,
@@ -132,6 +137,34 @@ async def test_memory_ends_at_its_own_limit_and_files_are_none(ground: Ground, s
     async with ground.sandbox(limits, single=True) as sandbox:
         got = await run(sandbox, code(source))
     assert got.ending.outcome is outcome, got
+
+
+async def test_memory_counts_that_a_program_took_before_the_keeper_heard_of_it(tmp_path: Path) -> None:
+    if root.compiled_part() is None:
+        pytest.skip("without the compiled part no sandbox is for one program alone")
+    backend = GvisorBackend(tmp_path / "run", gvisor_ground.OPTIONS.changed(ready=1), NativeSettings())
+    spec = await Ground(backend, tmp_path).spec(Limits(timeout_ms=20_000, memory_mb=64, disk_mb=256), single=True)
+    try:
+        await backend.destroy((await backend.create(spec, "first")).handle)
+        link = backend._link
+        assert link is not None
+        await asyncio.to_thread(until, lambda: bool(link._ready), 60, "one is offered")
+        [keeper] = processes(str(tmp_path / "run"))
+        os.kill(keeper, signal.SIGSTOP)
+        try:
+            launching = asyncio.create_task(backend.launch(spec, "key", Start(code(HOG), "p", 20_000)))
+            await asyncio.to_thread(until, lambda: _held(keeper) > 160 << 20, 60, "it has the memory")
+        finally:
+            os.kill(keeper, signal.SIGCONT)
+        process = await (await launching).sandbox.process("p")
+        assert (await process.wait()).outcome is Outcome.MEMORY
+    finally:
+        await backend.close()
+
+
+def _held(keeper: int) -> int:
+    sentry = find_sentry(keeper)
+    return 0 if sentry is None else sentry.guest_bytes()
 
 
 async def test_a_guest_that_ends_otherwise_is_told(ground: Ground) -> None:

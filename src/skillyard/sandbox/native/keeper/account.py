@@ -45,8 +45,8 @@ class Meter(Protocol):
         """Learns that the sandbox is ready; ``init`` is its first process."""
         ...
 
-    def begin(self) -> None:
-        """Learns that the sandbox is lent."""
+    def begin(self, *, begun: bool) -> None:
+        """Learns that the sandbox is lent. With ``begun`` its program is at work already."""
         ...
 
     def look(self) -> None:
@@ -81,7 +81,7 @@ class ProcessMeter:
         with contextlib.suppress(OSError, ValueError):
             self.worker = int(_read(path))
 
-    def begin(self) -> None:
+    def begin(self, *, begun: bool) -> None:
         """Does nothing: the use before is little."""
 
     def look(self) -> None:

@@ -290,7 +290,7 @@ class Sandboxes:
         self.refill()
 
     def _lend(self, sandbox: Sandbox, asked: Asked) -> None:
-        sandbox.account.meter.begin()
+        sandbox.account.meter.begin(begun=asked.begun is not None)
         if not asked.shows:
             self._open(sandbox, asked)
             return

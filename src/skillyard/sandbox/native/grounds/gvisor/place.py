@@ -57,7 +57,10 @@ def find_sentry(root: int) -> Sentry | None:
 
 
 class SentryMeter:
-    """Counts from :meth:`begin` on: use before the sandbox was lent belongs to no run."""
+    """Counts from :meth:`begin` on: use before the sandbox was lent belongs to no run.
+
+    The memory of a program that is at work by then counts from the time when its sandbox was ready.
+    """
 
     worker = 0
 
@@ -71,11 +74,16 @@ class SentryMeter:
     def meet(self, init: int) -> None:
         self._root = init
         self.sentry = find_sentry(init)
+        self._weigh()
 
-    def begin(self) -> None:
+    def begin(self, *, begun: bool) -> None:
+        if not begun:
+            self._weigh()
+        self._seconds_before = _seconds(self._root)
+
+    def _weigh(self) -> None:
         if self.sentry is not None:
             self._guest_before, self._own_before = self.sentry.guest_bytes(), self.sentry.own_bytes()
-        self._seconds_before = _seconds(self._root)
 
     def held(self) -> int:
         """Returns bytes of memory and of files that the programs hold, as far as the host can tell."""
