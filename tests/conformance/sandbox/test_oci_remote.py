@@ -321,6 +321,28 @@ async def test_a_run_with_many_blobs_has_few_loaders_at_a_time(far: Far) -> None
     await backend.close()
 
 
+async def test_one_principal_leaves_room_for_others(far: Far) -> None:
+    """What a container has does not go, however long its run is."""
+    specs = []
+    for number in range(2):
+        (blob := far.hidden / f"share-{number}").write_bytes(bytes([number]) * (5 << 20))
+        specs.append(dataclasses.replace(SPEC, mounts=(Mount(Content(blob.name, blob), "/blobs/b"),)))
+    backend = OciBackend(far.hidden / "shares", far.settings.changed(content_mb=14))
+    told = [dataclasses.replace(spec, tenant="a") for spec in specs]
+    made = await asyncio.gather(*(backend.create(told[at], str(at)) for at in range(2)), return_exceptions=True)
+    held, refused = sorted(made, key=lambda one: isinstance(one, Exception))
+    assert isinstance(refused, SandboxFault)
+    assert "one principal" in refused.message
+    assert not isinstance(held, BaseException)
+    for spec in specs:
+        other = await backend.create(dataclasses.replace(spec, tenant="b"), "other")
+        await backend.destroy(other.handle)
+    await backend.destroy(held.handle)
+    for spec in told:
+        assert await ran(backend, spec, "wc -c </blobs/b") == f"{5 << 20}\n"
+    await backend.close()
+
+
 SERVER = """
 import asyncio, os, signal, sys
 from pathlib import Path

@@ -6,6 +6,7 @@ The agent is the first process of each. The engine keeps all state of them, in l
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 import secrets
@@ -35,7 +36,7 @@ from skillyard.sandbox.oci.engine import Engine, EngineRefused
 from skillyard.sandbox.oci.home import OURS, Home, Lent
 from skillyard.sandbox.oci.pool import Pool, shape_of
 from skillyard.sandbox.oci.probe import LOOK, WITHOUT, absent, account, facts_of, judge, seen_outside
-from skillyard.sandbox.oci.volumes import Volumes
+from skillyard.sandbox.oci.volumes import TENANT, Volumes
 from skillyard.sandbox.registry import Kind
 from skillyard.sandbox.turns import Turns
 from skillyard.threads import answered
@@ -264,6 +265,7 @@ class OciBackend:
             _OWNER_ID: self._home.server,
             _KEY: key,
             _LENT_AS: spec.owner.value,
+            TENANT: hashlib.sha256(spec.tenant.encode()).hexdigest()[:32] if spec.tenant else "",
             _MADE: repr(time.time()),
             _ENFORCED: json.dumps(dict(enforced)),
             _TIMEOUT: str(spec.limits.timeout_ms),
@@ -274,7 +276,7 @@ class OciBackend:
         if self._around.is_podman:  # it takes the name of a file where Docker takes the profile itself
             content.append(Shown(profile := self._home.file("calls", profile.encode(), ".json"), ""))
         try:
-            async with self._volumes.placed(content) as seats:
+            async with self._volumes.placed(content, labels[TENANT]) as seats:
                 profile = seats[profile].place if profile in seats else profile
                 mounts = container.mounts(content, seats)
                 order = container.body(spec, image, self._around, labels, secret, profile, mounts, ahead=ahead)

@@ -14,7 +14,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,9 @@ from skillyard.threads import answered, to_its_end
 MOST_VOLUMES = 1024
 IDLE_S = 24 * 3600.0
 """How long a volume stays that no container has."""
-SERVER, BYTES, LOADER, FILLS = (f"{OURS}.{name}" for name in ("content-of", "bytes", "loader-of", "fills"))
+SERVER, BYTES, LOADER, FILLS, TENANT = (
+    f"{OURS}.{name}" for name in ("content-of", "bytes", "loader-of", "fills", "tenant")
+)
 _ENTRY_BYTES = 4096
 """Room for an entry beside its bytes."""
 _MOST_SEALS = 4096
@@ -44,6 +46,11 @@ _LOADERS, _EACH = 16, 4
 """Loaders that work at once, in all and for one sandbox, which may have hundreds of blobs."""
 _HOP = 1 << 20
 _MOST_TOLD = 4096
+_BLOBS = "/blobs/"
+_MEASURED = 2
+"""Contents that are read at once, in all: others need threads, too."""
+_TIMES_FREE = 3
+"""How much a principal's sandboxes may have, as a multiple of what they leave free (:mod:`skillyard.engine.shares`)."""
 _MISSING, _CONFLICT = 404, 409
 
 
@@ -63,7 +70,9 @@ class Volumes:
         self._loading: set[str] = set()
         self._seals: dict[tuple[str, int, int, int], tuple[str, int]] = {}
         self._turns, self._room = Turns(), asyncio.Lock()
-        self._loaders = asyncio.Semaphore(_LOADERS)
+        self._loaders, self._measuring = asyncio.Semaphore(_LOADERS), asyncio.Semaphore(_MEASURED)
+        self._placing: dict[object, tuple[str, Mapping[str, int]]] = {}
+        """The principals of sandboxes to be, and the bytes of their volumes."""
 
     async def look(self) -> str:
         """Returns how content reaches the engine: ``bound``, or ``uploaded``. Raises SandboxFault.
@@ -87,35 +96,59 @@ class Volumes:
         self._sure.clear()
 
     @asynccontextmanager
-    async def placed(self, shown: Iterable[Shown]) -> AsyncIterator[dict[str, Seat]]:
+    async def placed(self, shown: Sequence[Shown], tenant: str = "") -> AsyncIterator[dict[str, Seat]]:
         """Gives the seat of each source, which stays while the block runs. There are none where all are bound.
 
-        Raises SandboxFault.
+        Raises SandboxFault, also where the principal, whose label is ``tenant``, would have more than its share.
         """
         sources = {one.source: one.fixed for one in shown}
         if self._sees:
             yield {}
             return
         held: list[str] = []
+        this = object()
         try:
             if not self._swept:  # what a dead server was loading would be taken for whole, or be in the way
                 await self.sweep()
                 self._swept = True
+            seals = {source: await self._seal_of(source, fixed=fixed) for source, fixed in sources.items()}
+            if tenant and any(one.target.startswith(_BLOBS) for one in shown):
+                self._placing[this] = tenant, {self._named(seal): size for seal, size in seals.values()}
+                await self._check_share(this)
             few = asyncio.Semaphore(_EACH)
-            ways = [self._ensured(source, fixed, held, few) for source, fixed in sources.items()]
+            ways = [self._ensured(source, *seal, held, few) for source, seal in seals.items()]
             seats = await asyncio.gather(*ways, return_exceptions=True)
             for seat in seats:
                 if isinstance(seat, BaseException):
                     raise seat
             yield {source: seat for source, seat in zip(sources, seats, strict=True) if isinstance(seat, Seat)}
         finally:
+            self._placing.pop(this, None)
             self._held -= Counter(held)
             self._used.update(dict.fromkeys(held, time.monotonic()))
 
-    async def _ensured(self, source: str, fixed: bool, held: list[str], few: asyncio.Semaphore) -> Seat:
-        async with few:
-            seal, size = await self._seal_of(source, fixed=fixed)
-        name = f"{OURS}-{self._home.server[:12]}-{seal[:40]}"
+    def _named(self, seal: str) -> str:
+        return f"{OURS}-{self._home.server[:12]}-{seal[:40]}"
+
+    async def _check_share(self, this: object) -> None:
+        """Raises SandboxFault for a principal that leaves others too little: volumes in use go for nobody."""
+        placing = list(self._placing.values())[: list(self._placing).index(this) + 1]  # those that came before it
+        tenant, _ = placing[-1]
+        told = await self._engine.call("GET", "/containers/json", all=1, filters=json.dumps({"label": [TENANT]}))
+        sizes = {str(one["Name"]): _bytes(one) for one in await self._list()}
+        sizes |= {name: size for _, volumes in placing for name, size in volumes.items()}
+        used = [(one["Labels"][TENANT], _volumes_of(one)) for one in told] + [(who, set(had)) for who, had in placing]
+        every = {name for _, names in used for name in names} & sizes.keys()
+        own = {name for who, names in used if who == tenant for name in names} & sizes.keys()
+        free = self._most_bytes - sum(sizes[name] for name in every), MOST_VOLUMES - len(every)
+        if sum(sizes[name] for name in own) > _TIMES_FREE * free[0] or len(own) > _TIMES_FREE * free[1]:
+            raise SandboxFault(
+                f"content: the sandboxes of one principal have at most {_TIMES_FREE} times as much as they leave free "
+                f"of {self._most_bytes >> 20} MiB in {MOST_VOLUMES} volumes; raise oci.content_mb, or run fewer of them"
+            )
+
+    async def _ensured(self, source: str, seal: str, size: int, held: list[str], few: asyncio.Semaphore) -> Seat:
+        name = self._named(seal)
         held.append(name)
         self._held[name] += 1
         async with self._turns.of(name), few:
@@ -285,7 +318,8 @@ class Volumes:
             told = Path(source).stat()
             identity = source, told.st_dev, told.st_ino, told.st_ctime_ns
             if not fixed or identity not in self._seals:
-                found = await to_its_end(_measured, source)
+                async with self._measuring:
+                    found = await to_its_end(_measured, source)
                 if len(self._seals) >= _MOST_SEALS:
                     self._seals.clear()
                 self._seals[identity] = found
@@ -353,6 +387,10 @@ def _told(root: str, name: str, kind: str, value: int | str) -> list[int | str]:
 def _bytes(told: Mapping[str, Any]) -> int:
     size = str((told.get("Labels") or {}).get(BYTES) or "0")
     return int(size) if size.isdecimal() else 0
+
+
+def _volumes_of(container: Mapping[str, Any]) -> set[str]:
+    return {str(one.get("Name")) for one in container.get("Mounts") or () if one.get("Type") == "volume"}
 
 
 def _parsed(said: bytes) -> Any:
