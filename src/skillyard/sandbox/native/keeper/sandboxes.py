@@ -8,7 +8,7 @@ import functools
 import os
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -58,8 +58,9 @@ class Sandboxes:
         self._zygotes = Zygotes(loop, zygotes_mb, zygotes_idle_s, self._new_source, self._stays, self._zygote_closed)
         self._environments: dict[str, dict[str, Any]] = {}
         self._ready: dict[Shape, deque[Sandbox]] = {}
-        self._making: dict[Shape, int] = {}
+        self._making: Counter[Shape] = Counter()
         self._waiting: dict[Shape, deque[Asked]] = {}
+        """Of shapes at rest neither is kept: callers choose them without end."""
         self._name = f"n{os.urandom(5).hex()}"
         """Begins the handles: never those of an earlier keeper, which somebody may still ask after."""
         self._number = 0
@@ -217,7 +218,7 @@ class Sandboxes:
         while len(self._ready) > _SHAPES_KEPT:
             self._forget_shape(next(iter(self._ready)))
         for shape, ready in self._ready.items():
-            if len(ready) + self._making.get(shape, 0) < self._target and not self._failures:
+            if len(ready) + self._making[shape] < self._target and not self._failures:
                 self._make(shape)
                 return
 
@@ -252,7 +253,7 @@ class Sandboxes:
 
     def _make(self, shape: Shape) -> None:
         """Makes a sandbox and never raises. One that fails holds nothing, and its waiter hears the reason."""
-        self._making[shape] = self._making.get(shape, 0) + 1
+        self._making[shape] += 1
         self._number += 1
         handle = f"{self._name}-{self._number}"
         place: Place | None = None
@@ -265,7 +266,7 @@ class Sandboxes:
                 self._loop.report(error)
             if place is not None:
                 place.release()
-            self._making[shape] -= 1
+            self._made(shape)
             self._refuse_one(shape, _why(error))
             return
         sandbox.on_ready, sandbox.on_dead, sandbox.on_program_end = self._is_ready, self._is_dead, self.on_program_end
@@ -279,10 +280,9 @@ class Sandboxes:
 
     def _is_ready(self, sandbox: Sandbox) -> None:
         self._failures = 0
-        self._making[sandbox.shape] -= 1
-        waiting = self._waiting.get(sandbox.shape)
-        if waiting:
-            self._lend(sandbox, waiting.popleft())
+        self._made(sandbox.shape)
+        if (asked := self._next(sandbox.shape)) is not None:
+            self._lend(sandbox, asked)
         else:
             self._ready.setdefault(sandbox.shape, deque()).append(sandbox)
             self._listen_ahead(sandbox)
@@ -367,7 +367,7 @@ class Sandboxes:
                 self.on_gone(sandbox)
         finally:
             if sandbox.ready_at is None:
-                self._making[sandbox.shape] -= 1
+                self._made(sandbox.shape)
                 self._failures += 1
                 self._try_again(sandbox.shape, why)
 
@@ -384,8 +384,6 @@ class Sandboxes:
             self._zygotes.let_go(sandbox.shape.key)
             if sandbox.lease is not None:  # it had its one sandbox
                 del self._environments[sandbox.shape.environment]
-                for kept in (self._making, self._waiting):
-                    kept.pop(sandbox.shape, None)
 
     def _try_again(self, shape: Shape, why: str) -> None:
         """Nobody hears of one failure: a zygote may have been killed, and the next one is not. Nor of one that was made
@@ -400,9 +398,22 @@ class Sandboxes:
             self._make(shape)
 
     def _refuse_one(self, shape: Shape, why: str) -> None:
+        if (asked := self._next(shape)) is not None:
+            asked.answer(None, why)
+
+    def _made(self, shape: Shape) -> None:
+        """One fewer is being made."""
+        self._making[shape] -= 1
+        if not self._making[shape]:
+            del self._making[shape]
+
+    def _next(self, shape: Shape) -> Asked | None:
+        """Takes the one that has waited longest; None where nobody does."""
         waiting = self._waiting.get(shape)
-        if waiting:
-            waiting.popleft().answer(None, why)
+        asked = waiting.popleft() if waiting else None
+        if not waiting:
+            self._waiting.pop(shape, None)
+        return asked
 
 
 def _why(error: Exception) -> str:
