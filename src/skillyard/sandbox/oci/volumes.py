@@ -131,7 +131,10 @@ class Volumes:
         return f"{OURS}-{self._home.server[:12]}-{seal[:40]}"
 
     async def _check_share(self, this: object) -> None:
-        """Raises SandboxFault for a principal that leaves others too little: volumes in use go for nobody."""
+        """Raises SandboxFault for a principal that leaves others too little.
+
+        Volumes in use go for nobody.
+        """
         placing = list(self._placing.values())[: list(self._placing).index(this) + 1]  # those that came before it
         tenant, _ = placing[-1]
         told = await self._engine.call("GET", "/containers/json", all=1, filters=json.dumps({"label": [TENANT]}))
