@@ -9,15 +9,17 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.backends.components import COMPONENTS
-from bench.backends.held import battery
+from bench.backends.held import battery, conformance
 from bench.backends.page import BEGIN, END, reasons, tables
 from skillyard.sandbox.registry import BACKENDS
+from skillyard.testing.sandbox_suite import CHECKS
 
 PROJECT = Path(__file__).parents[2]
 
@@ -246,6 +248,18 @@ def test_a_battery_goes_on_where_it_was_ended(tmp_path: Path) -> None:
     assert found["counts"]["contained"] > 1
     names = [json.loads(line)[0] for line in journal.read_text().splitlines()]
     assert len(names) == len(set(names)) == sum(found["counts"].values())
+
+
+def test_a_check_that_holds_is_not_beyond_its_backend(tmp_path: Path) -> None:
+    """A reason that is not true any more would hide it."""
+    journal, tried = tmp_path / "native.conformance.jsonl", "endings-signal_is_told"
+    assert tried in [check.id for check in CHECKS]
+    journal.write_text("".join(json.dumps([check.id, "passed", ""]) + "\n" for check in CHECKS if check.id != tried))
+    with COMPONENTS["native"](tmp_path) as component:
+        wary = replace(component, beyond={tried: "it was so once"})
+        found = asyncio.run(conformance("native", wary, tmp_path / "home", journal, lambda _: None, quick=True))
+    assert (found["beyond"], found["failed"]) == ([], [])
+    assert json.loads(journal.read_text().splitlines()[-1]) == [tried, "passed", ""]
 
 
 @pytest.mark.long
