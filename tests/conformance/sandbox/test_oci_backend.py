@@ -48,8 +48,6 @@ BEYOND = {
     "files-places": "the directories are the image's own",
     "files-climbing": "the directories are the image's own",
     "network-interfaces": "the agent's own abstract socket is listed",
-    "memory-memfd": "where no process holds the memory, the first process may be ended for it: the run ends as lost",
-    "memory-kernel-memory": "as memory-memfd",
     "objects-locks": "the kernel counts record locks for nobody, and nobody watches them",
     "objects-watches": "the kernel counts watches by user, and containers share one",
     "objects-in-flight": "as objects-watches",
@@ -57,7 +55,6 @@ BEYOND = {
         ("objects-tcp", "objects-tcp-unaccepted", "objects-tcp-ended", "objects-udp"),
         "control groups of version 1 count no memory of sockets",
     ),
-    "objects-unix": "as memory-memfd",
     "proc-places": "the table of mounts names the places of what is bound on the host",
     "writing-metadata": "the device files are the container's own",
 }
