@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import struct
+
+from .libc import Long, address, done, function
 
 _DUMPABLE, _SECCOMP, _SUBREAPER, _NO_NEW_PRIVILEGES = 4, 22, 36, 38
 _FILTER, _INSTRUCTION = 2, 8
 _DROP, _CAPABILITIES = 24, 64
 _ENDED_FIRST = 500
-_libc = ctypes.CDLL(None, use_errno=True)
+_call = function("prctl")
 
 
 def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
+    done(_call(option, Long(value), 0, 0, 0), f"prctl({option}, {value})")
 
 
 def be_undumpable() -> None:
@@ -35,17 +35,17 @@ def no_new_privileges() -> None:
 def bound_capabilities() -> None:
     """Nothing that this process executes from now on can have a capability. Its own, and those of forks, stay."""
     for capability in range(_CAPABILITIES):
-        if _libc.prctl(_DROP, ctypes.c_ulong(capability), 0, 0, 0) != 0:
+        if _call(_DROP, Long(capability), 0, 0, 0) != 0:
             break  # the kernel has no more of them, or this process may not drop any
 
 
 def filter_calls(program: bytes) -> None:
     """Installs a filter of system calls (linux/filter.h) for this process and its children."""
-    code = ctypes.create_string_buffer(program, len(program))
-    whole = struct.pack("HxxxxxxP", len(program) // _INSTRUCTION, ctypes.addressof(code))
+    code, where = address(program)
+    whole = struct.pack("HxxxxxxP", len(program) // _INSTRUCTION, where)
     no_new_privileges()
-    if _libc.prctl(_SECCOMP, ctypes.c_ulong(_FILTER), whole, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_SECCOMP)")
+    done(_call(_SECCOMP, Long(_FILTER), whole, 0, 0), "prctl(PR_SET_SECCOMP)")
+    del code  # it was there until now
 
 
 def limit(kind: int, most: int) -> None:

@@ -5,10 +5,11 @@ A process that enters stays in there for good. Needs Linux 5.12 (mount_setattr(2
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 from struct import pack
+
+from .libc import Long, done, function
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,31 +34,27 @@ _OLD = "/.machine"
 _NODES = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
 _SEALED = ("sys", "sysrq-trigger", "irq", "bus")
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _done(result: int, what: str) -> None:
-    if result != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), what)
+_mount, _umount, _unshare, _syscall = map(function, ("mount", "umount2", "unshare", "syscall"))
+_prctl, _capset, _sethostname = map(function, ("prctl", "capset", "sethostname"))
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
     """Calls mount(2). Raises OSError."""
     words = [text.encode() or None for text in (source, target, kind)]
-    _done(_libc.mount(*words, ctypes.c_ulong(flags), options.encode() or None), target)
+    done(_mount(*words, Long(flags), options.encode() or None), target)
 
 
 def restrict(path: str, attributes: int, *, below: bool = True) -> None:
     """Takes rights from a mount, and from those below it. Raises OSError."""
-    wanted = ctypes.create_string_buffer(pack("QQQQ", attributes | _NO_RIGHTS, 0, 0, 0), 32)
+    wanted = pack("QQQQ", attributes | _NO_RIGHTS, 0, 0, 0)
     flags = _BELOW if below else 0
-    _done(_libc.syscall(_MOUNT_SETATTR, _HERE, path.encode(), flags, wanted, ctypes.c_size_t(32)), path)
+    done(_syscall(_MOUNT_SETATTR, _HERE, path.encode(), flags, wanted, Long(len(wanted))), path)
 
 
 def leave(hostname: str) -> None:
     """Leaves the machine's namespaces; the next child is process 1 of its own. Raises OSError."""
-    _done(_libc.unshare(_IPC | _NET | _UTS | _PID | _MOUNTS | _CGROUP), "unshare")
-    _done(_libc.sethostname(hostname.encode(), ctypes.c_size_t(len(hostname))), "sethostname")
+    done(_unshare(_IPC | _NET | _UTS | _PID | _MOUNTS | _CGROUP), "unshare")
+    done(_sethostname(hostname.encode(), Long(len(hostname))), "sethostname")
     lo = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     fcntl.ioctl(lo, _SET_FLAGS, pack("16sH14x", b"lo", _UP))
     lo.close()
@@ -99,7 +96,7 @@ class Tree:
         mount("tmpfs", top, "tmpfs", _NOSUID | _NODEV, "mode=0755")
         os.mkdir(top + _OLD, 0o700)
         os.chdir(top)
-        _done(_libc.syscall(_PIVOT_ROOT[os.uname().machine], b".", _OLD[1:].encode()), "pivot_root")
+        done(_syscall(_PIVOT_ROOT[os.uname().machine], b".", _OLD[1:].encode()), "pivot_root")
         os.chdir("/")
         self._entered = True
         self._take()
@@ -107,7 +104,7 @@ class Tree:
     def seal(self) -> None:
         """Makes the rest of it, and leaves the machine's tree for good. Raises OSError, ValueError."""
         self._take()
-        _done(_libc.umount2(_OLD.encode(), _DETACH), "umount")
+        done(_umount(_OLD.encode(), _DETACH), "umount")
         os.rmdir(_OLD)
         for path in ("/dev", "/"):
             restrict(path, READ_ONLY, below=False)
@@ -183,14 +180,14 @@ def _parent(path: str) -> None:
 def become(uid: int) -> None:
     """Turns this process into one of a user, without any right and without a way back. Raises OSError."""
     for capability in range(_CAPABILITIES):
-        if _libc.prctl(_DROP, ctypes.c_ulong(capability), 0, 0, 0) != 0:
+        if _prctl(_DROP, Long(capability), 0, 0, 0) != 0:
             break  # the kernel has no more of them
-    _done(_libc.prctl(_AMBIENT, ctypes.c_ulong(_CLEAR), 0, 0, 0), "ambient capabilities")
+    done(_prctl(_AMBIENT, Long(_CLEAR), 0, 0, 0), "ambient capabilities")
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     head, nothing = pack("Ii", _VERSION, 0), pack("6I", *[0] * 6)
-    _done(_libc.capset(head, nothing), "capset")
-    _done(_libc.prctl(_NO_NEW_PRIVILEGES, ctypes.c_ulong(1), 0, 0, 0), "no_new_privs")
+    done(_capset(head, nothing), "capset")
+    done(_prctl(_NO_NEW_PRIVILEGES, Long(1), 0, 0, 0), "no_new_privs")
     # Nobody else is in here yet. The agent opens files of its own in /proc, and closes itself then.
-    _done(_libc.prctl(_DUMPABLE, ctypes.c_ulong(1), 0, 0, 0), "dumpable")
+    done(_prctl(_DUMPABLE, Long(1), 0, 0, 0), "dumpable")

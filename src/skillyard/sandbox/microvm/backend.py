@@ -275,7 +275,9 @@ class MicrovmBackend:
                 _write_state(place, state)
                 leased = ahead or spec.owner is Owner.RUN
                 order = _order(spec, state["secret"], shape, size, leased=leased, ahead=ahead)
-                self._machine = await _ordered(place, order, content)
+                order["account"] = self._probe is None
+                told = await _ordered(place, order, content)
+                self._machine = told if order["account"] else self._machine
             made = await self._attached(handle, state, leased=leased)
             made.new = True
             return made

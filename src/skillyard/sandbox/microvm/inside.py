@@ -39,7 +39,7 @@ def main() -> NoReturn:
     """Serves one sandbox, and ends the machine with it."""
     try:
         order = _order()
-        told = stage.made(order) | stage.machine()
+        told = stage.made(order) | (stage.machine() if order["account"] else {})
         agent = os.pidfd_open(told["pid"])
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended children are nobody's
         _tell(told)
