@@ -24,6 +24,7 @@ from skillyard.domain.sandbox.content import Content, HostDirectory
 from skillyard.domain.sandbox.spec import Argv, EnvironmentRef, Mount, Owner, SandboxSpec, Stream
 from skillyard.ports.sandbox import Sandbox
 from skillyard.sandbox.oci.backend import OciBackend
+from skillyard.sandbox.oci.engine import Engine
 from skillyard.sandbox.oci.probe import WITHOUT
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground
 from skillyard.testing.twin_gate import TwinGate
@@ -305,6 +306,30 @@ async def test_what_is_not_used_makes_room_and_what_is_used_stays(far: Far) -> N
     assert far.loads(since)[0] == taken
     await ran(backend, specs[1], "true")
     assert far.loads(since)[0] == taken + 1, "it was that which had been used longest ago"
+    await backend.close()
+
+
+async def test_content_that_somebody_prunes_at_the_worst_moment_comes_again(
+    far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Podman makes an empty volume of that name then, which is not taken for ours a second time."""
+    spec, backend = content(far.hidden / "pruned", "pruned"), OciBackend(far.hidden / "pruning", far.settings)
+    before, text = far.volumes(), "cat /skills/s/a/main.py"
+    assert await ran(backend, spec, text) == "A = 'pruned'\n"
+    call, mine = Engine.call, far.volumes() - before
+
+    async def late(engine: Engine, method: str, path: str, body: object = None, **params: str | int) -> object:
+        if path == "/containers/create" and "loader" not in str(params["name"]):
+            far.docker("volume", "rm", *mine)
+            for name in mine:
+                far.docker("volume", "create", name)
+        return await call(engine, method, path, body, **params)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "call", late)
+        with pytest.raises(SandboxFault):
+            await backend.create(spec, "one")
+    assert await ran(backend, spec, text) == "A = 'pruned'\n"
     await backend.close()
 
 

@@ -31,7 +31,7 @@ from skillyard.sandbox.agent_client import AgentSandbox, plugged
 from skillyard.sandbox.agent_link import Reach
 from skillyard.sandbox.content import ContentCache
 from skillyard.sandbox.oci import calls, container
-from skillyard.sandbox.oci.container import Image, Shown, Surroundings
+from skillyard.sandbox.oci.container import Image, Seat, Shown, Surroundings
 from skillyard.sandbox.oci.engine import Engine, EngineRefused
 from skillyard.sandbox.oci.home import OURS, Home, Lent
 from skillyard.sandbox.oci.pool import Pool, shape_of
@@ -275,6 +275,7 @@ class OciBackend:
         content = [*self._home.shown(), *container.content_of(spec, packages)]
         if self._around.is_podman:  # it takes the name of a file where Docker takes the profile itself
             content.append(Shown(profile := self._home.file("calls", profile.encode(), ".json"), ""))
+        seats: Mapping[str, Seat] = {}
         try:
             async with self._volumes.placed(content, labels[TENANT]) as seats:
                 profile = seats[profile].place if profile in seats else profile
@@ -290,7 +291,9 @@ class OciBackend:
                 raise
             leased = ahead or spec.owner is Owner.RUN
             return await self._attached(handle, leased, spec.limits.timeout_ms, secret, enforced, image.id, first)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, EngineRefused):
+                self._volumes.forget(seats.values())
             await self._engine.finished(self._remove(name))
             raise
 

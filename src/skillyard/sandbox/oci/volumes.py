@@ -14,7 +14,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -91,9 +91,13 @@ class Volumes:
             self._sees = False  # another fault is met again by the first upload
         return "bound" if self._sees else "uploaded"
 
-    def forget(self) -> None:
-        """The engine was away: its volumes are looked at again before they are used."""
-        self._sure.clear()
+    def forget(self, seats: Iterable[Seat] | None = None) -> None:
+        """Has the volumes of ``seats``, or all, looked at before they are used again.
+
+        The engine was away, or refused a container. Podman makes an empty volume in the place of one that somebody
+        removed a moment before.
+        """
+        self._sure -= self._sure if seats is None else {seat.volume for seat in seats}
 
     @asynccontextmanager
     async def placed(self, shown: Sequence[Shown], tenant: str = "") -> AsyncIterator[dict[str, Seat]]:
