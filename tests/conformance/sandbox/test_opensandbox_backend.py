@@ -52,10 +52,6 @@ BEYOND = {
         ("proc-processes", "processes-signal", "leftovers-processes"),
         "the door, the agent and a supervisor stand beside programs as root's: they are seen, and not signalled",
     ),
-    **dict.fromkeys(
-        ("proc-dangerous-files", "proc-dangerous-directories"),
-        "the engine hides fewer parts of /proc than we do: private_proc is told as missing",
-    ),
     "special-files-sysfs": "the engine shows /sys, read-only, and the server has no word for it",
     "writing-metadata": "the device files are the container's own",
     "benign-sockets": "networks of the engine have no IPv6, unless it is told to",
@@ -66,7 +62,7 @@ BEYOND = {
         "the kernel counts them by user, of whom each sandbox has one of its own, and nobody watches them",
     ),
     **dict.fromkeys(
-        ("objects-tcp", "objects-tcp-unaccepted", "objects-tcp-ended", "objects-udp", "objects-unix"),
+        ("objects-tcp", "objects-tcp-unaccepted", "objects-tcp-ended", "objects-udp"),
         "control groups of version 1 count no memory of sockets, and the server has no word for it",
     ),
     "network-interfaces": "the container has an interface, on which the sidecar denies every way out, and the door's "
