@@ -19,6 +19,7 @@ else:
     import _socket as socket
 
 _IPC, _NET, _UTS, _PID, _MOUNTS, _CGROUP = 1 << 27, 1 << 30, 1 << 26, 1 << 29, 1 << 17, 1 << 25
+_MADE = {"ipc": _IPC, "net": _NET, "uts": _UTS}
 _NOSUID, _NODEV, _NOEXEC, _BIND, _RECURSIVE, _PRIVATE = 1 << 1, 1 << 2, 1 << 3, 1 << 12, 1 << 14, 1 << 18
 _DETACH = 2
 _MOUNT_SETATTR = 442
@@ -35,7 +36,7 @@ _NODES = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
 _SEALED = ("sys", "sysrq-trigger", "irq", "bus")
 _mount, _umount, _unshare, _syscall = map(function, ("mount", "umount2", "unshare", "syscall"))
-_prctl, _capset, _sethostname = map(function, ("prctl", "capset", "sethostname"))
+_prctl, _capset, _sethostname, _setns = map(function, ("prctl", "capset", "sethostname", "setns"))
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
@@ -51,10 +52,22 @@ def restrict(path: str, attributes: int, *, below: bool = True) -> None:
     done(_syscall(_MOUNT_SETATTR, _HERE, path.encode(), flags, wanted, Long(len(wanted))), path)
 
 
-def leave(hostname: str) -> None:
-    """Leaves the machine's namespaces; the next child is process 1 of its own. Raises OSError."""
-    done(_unshare(_IPC | _NET | _UTS | _PID | _MOUNTS | _CGROUP), "unshare")
+def leave(hostname: str, made: str = "") -> None:
+    """Leaves the machine's namespaces; the next child is process 1 of its own. Raises OSError.
+
+    It enters those that a directory ``made`` has, by their names, in which nobody was yet, and makes the others.
+    """
+    missing = _IPC | _NET | _UTS | _PID | _MOUNTS | _CGROUP
+    for name, kind in _MADE.items():
+        if made:
+            space = os.open(f"{made}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            done(_setns(space, kind), f"setns {name}")
+            os.close(space)
+            missing &= ~kind
+    done(_unshare(missing), "unshare")
     done(_sethostname(hostname.encode(), Long(len(hostname))), "sethostname")
+    if not missing & _NET:
+        return  # its interface is up
     lo = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     fcntl.ioctl(lo, _SET_FLAGS, pack("16sH14x", b"lo", _UP))
     lo.close()

@@ -367,7 +367,7 @@ def _launch(fixed: dict[str, Any], groups: dict[str, str], ahead: bool) -> Prepa
             # One thread joins a group of version 1 so without a lock of all processes.
             _write(f"{group}/tasks" if os.path.exists(f"{group}/tasks") else f"{group}/cgroup.procs", 0)
         os.makedirs(TOP)
-        inside(AGENT, "space").leave(fixed["host"])
+        inside(AGENT, "space").leave(fixed["host"], fixed.get("spaces", ""))
         if pid := os.fork():  # an orphan: it has the machine's first process as its parent
             os.write(telling, _DONE + b"%08x" % pid)
         else:

@@ -36,7 +36,7 @@ from skillyard.sandbox.e2b import order as orders
 from skillyard.sandbox.microvm import machine
 from skillyard.sandbox.microvm.accel import Accelerator
 from skillyard.sandbox.microvm.channel import opener
-from skillyard.sandbox.microvm.first import PLACE, seed_message
+from skillyard.sandbox.microvm.first import PLACE, SPACES, seed_message
 from skillyard.sandbox.microvm.image import Image, built_at, open_image
 from skillyard.sandbox.microvm.machine import Shape, count
 from skillyard.sandbox.microvm.probe import LOOK, NAME, WITHOUT, absent, judge
@@ -430,6 +430,7 @@ async def _connect(sandbox: AgentSandbox) -> None:
 
 def _order(spec: SandboxSpec, secret: str, shape: Shape, archive: int, *, leased: bool, ahead: bool) -> dict[str, Any]:
     given = orders.order(spec, secret, f"{PLACE}/guest.pyz", shape.processors)
+    given["fixed"]["spaces"] = SPACES
     given["agent"] |= {"lease_s": LEASE_S if leased else None, "ahead": ahead or given["agent"]["ahead"]}
     return given | {"archive": archive}
 
