@@ -24,7 +24,7 @@ def clear(workspace: str, spared: frozenset[int] = frozenset()) -> list[str]:
     """Removes all that is to go; returns what is left. The processes ``spared`` may stay."""
     # Where the sandbox has no root of its own, all its places lie beside the workspace: never touch another's.
     root = "" if workspace == WORKSPACE else workspace.removesuffix(WORKSPACE)
-    left = [f"the process {pid}" for pid in _staying(spared)]
+    left = _staying(spared)
     if root or workspace == WORKSPACE:
         for place in _SCRATCH:
             left += _emptied(root + place)
@@ -61,30 +61,53 @@ def _remove(top: int, name: str) -> None:
         os.unlink(name, dir_fd=top)
 
 
-def _staying(spared: frozenset[int]) -> list[int]:
+def _staying(spared: frozenset[int]) -> list[str]:
     """Returns the processes that do not end in a moment, as what told the end of a program does."""
     for _ in range(_ROUNDS):
-        found = [pid for pid in _others() if pid not in spared]
-        if not found:
-            break
+        found, calm = _others()
+        staying = [f"the process {pid}" for pid in found if pid not in spared]
+        if calm and not staying:
+            return []
         select.poll().poll(_ROUND_MS)
-    return found
+    return staying or ["a process that goes on as others"]
 
 
-def _others() -> list[int]:
-    """Returns the processes beside this one and those above it, as far as any are told."""
-    parents = {}
-    try:
-        names = os.listdir("/proc")
-    except OSError:
-        return []
-    for name in filter(str.isdigit, names):
-        with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-            state, parent = file.read().rpartition(b")")[2].split()[:2]
-            if state not in (b"Z", b"X") or len(os.listdir(f"/proc/{name}/task")) > 1:
-                parents[int(name)] = int(parent)
+def _others() -> tuple[list[int], bool]:
+    """Returns the processes beside this one and those above it, and whether none came or went.
+
+    They are those that are told of. One that begins another and ends, again and again, is never at work when it is
+    looked at.
+    """
+    parents, calm = {}, True
+    names = _names()
+    for name in names:
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+        except (FileNotFoundError, ProcessLookupError):
+            calm = calm and name == "1"  # some isolations cover that of the first process
+            continue
+        except OSError:
+            continue
+        if state not in (b"Z", b"X") or _has_threads(name):
+            parents[int(name)] = int(parent)
     pid, above = os.getpid(), set()
     while pid and pid not in above:
         above.add(pid)
         pid = parents.get(pid, 0)
-    return sorted(parents.keys() - above - {1})
+    return sorted(parents.keys() - above - {1}), calm and _names() <= names
+
+
+def _names() -> set[str]:
+    try:
+        return set(filter(str.isdigit, os.listdir("/proc")))
+    except OSError:
+        return set()
+
+
+def _has_threads(pid: str) -> bool:
+    """Returns whether threads are left where the first one has ended."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) > 1
+    except OSError:
+        return False
