@@ -59,6 +59,8 @@ class Component:
     """Further fields of the ground."""
     key: str = ""
     """The provider's key, which the store of secrets holds."""
+    rest: Callable[[], None] = lambda: None
+    """Returns when what the component makes ahead is there."""
 
     def load(self, name: str, data_dir: Path) -> Any:
         """Returns settings by which every run has this backend."""
@@ -142,7 +144,7 @@ def _e2b(scratch: Path) -> Iterator[Component]:
         versions = {"e2b (SDK)": version("e2b"), "provider": "a stand-in of the tests"}
         used = bare.E2bSdk(url, API_KEY, e2b_ground.BAKED)
         settings = provider.settings.model_dump() | {"template": e2b_ground.BAKED}
-        yield Component(versions, {"e2b": settings}, used, BEYOND, patience=2.0, key=API_KEY)
+        yield Component(versions, {"e2b": settings}, used, BEYOND, patience=2.0, key=API_KEY, rest=provider.rest)
 
 
 @contextmanager

@@ -67,11 +67,15 @@ async def measure(name: str, component: Component, home: Path, plan: Plan) -> di
                 await each.rest()
             for _ in range(plan.rounds):
                 for who, parts in workers.items():
+                    await asyncio.to_thread(component.rest)
                     times[who].append(await _timed(parts[part]))
                     if who in held:
                         await held[who].rest()
             found[part] = {who: statistics.median(taken) for who, taken in times.items()}
-        found["runs"] = {who: await _timed(_many(parts["run"], plan.runs)) for who, parts in workers.items()}
+        found["runs"] = {}
+        for who, parts in workers.items():
+            await asyncio.to_thread(component.rest)
+            found["runs"][who] = await _timed(_many(parts["run"], plan.runs))
         for times_of in found.values():
             times_of.setdefault("native", times_of["ours"])
         return {"seconds": found, "rounds": plan.rounds, "runs": plan.runs}

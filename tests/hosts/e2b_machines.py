@@ -87,6 +87,21 @@ class Machine:
         """The command that runs ``words`` in the machine."""
         return ["nsenter", "-t", str(self.pid), "-m", "-p", "-n", "-u", "-i", "-C", "--", *words]
 
+    async def begin(self, start: str, ready: str, then: str) -> None:
+        """Has a command at work in it, as root; waits until another one passes, and runs the third."""
+        begun = await self._silent("/bin/bash", "-l", "-c", start)
+        async with asyncio.timeout(_BOUND_S):
+            while begun.returncode is None:
+                if await (await self._silent(ready)).wait() == 0:
+                    await (await self._silent("/bin/bash", "-c", then)).wait()
+                    return
+        raise RuntimeError(f"the start command ended with {begun.returncode}")
+
+    async def _silent(self, *words: str) -> asyncio.subprocess.Process:
+        nothing = asyncio.subprocess.DEVNULL
+        entered = self.entered("env", *(f"{name}={value}" for name, value in _ENVIRONMENT.items()), *words)
+        return await asyncio.create_subprocess_exec(*entered, stdin=nothing, stdout=nothing, stderr=nothing)
+
     async def kill(self) -> None:
         if self._keeper is not None:
             with suppress(ProcessLookupError):

@@ -5,7 +5,10 @@ its machines. It speaks HTTP/1.1 on loopback::
 
     python -m tests.hosts.e2b_server PORT BAKED LOCAL
 
-The template ``baked`` has the directory BAKED as /opt/skillyard, and ``node`` has a node that takes types out.
+The templates ``baked``, ``cold``, ``dead`` and ``older`` have the directory BAKED as /opt/skillyard, and ``node`` a
+node that takes types out. Those of the four but ``cold`` were built with a start command: as with a provider that keeps
+the memory of a machine, the command is at work in each of theirs, and the ready command has passed. Of ``baked`` a few
+machines are kept ahead, once one was asked for. They are made again at rest, and on the spot where none is left.
 ``local`` has the directory as /usr/local to which LOCAL is a link.
 """
 
@@ -38,7 +41,16 @@ from tests.hosts.e2b_machines import Machine
 
 API_KEY = "e2b_0123456789abcdef"
 NODE = Path("/usr/local/lib/skillyard-ci/mcp-clients/node_modules/node/bin/node")
-TEMPLATES = ("base", "other", "baked", "local", *(("node",) if NODE.exists() else ()))
+_AFTER = {
+    "baked": "true",
+    "dead": "kill -9 $(cat /run/skillyard/waits/*/pid)",
+    "older": "mv /run/skillyard/waits/* /run/skillyard/waits/of-another-release",
+}
+"""Templates with a start command, and what befell it since."""
+TEMPLATES = ("base", "other", "cold", "local", *_AFTER, *(("node",) if NODE.exists() else ()))
+STARTED = "baked"
+_START, _READY = "/opt/skillyard/start.sh", "/opt/skillyard/ready.sh"
+_AHEAD, _REST_S = 3, 0.3
 _ENVD = "0.6.7"
 _PIECES = 32
 
@@ -90,6 +102,9 @@ class StandIn:
         self.faults: list[dict[str, Any]] = []
         self.asked: list[str] = []
         self.numbers = 0
+        self.ahead: list[Machine] = []
+        self.filling: asyncio.Task[None] | None = None
+        self.rested, self.closing = 0.0, False
 
     def fault(self, request: Request) -> Response | None:
         """The answer of a fault for this request, if one was asked for."""
@@ -114,15 +129,26 @@ class StandIn:
         return JSONResponse({**answer, "envdAccessToken": lent.token}, 201)
 
     async def _made(self, order: dict[str, Any]) -> Lent:
-        id = f"i{secrets.token_hex(9)}"
-        machine, now = _machine(id, order["templateID"]), time.time()
-        await machine.start()
-        lent = Lent(
-            id, order["templateID"], order.get("metadata") or {}, order, secrets.token_hex(8), machine, now, now
-        )
+        template, now = order["templateID"], time.time()
+        started = template == STARTED
+        machine = self.ahead.pop() if started and self.ahead else await _machine(template)
+        id = machine.id
+        lent = Lent(id, template, order.get("metadata") or {}, order, secrets.token_hex(8), machine, now, now)
         self.lent[id] = lent
+        if started:
+            self.rested = time.monotonic() + _REST_S
+            if self.filling is None or self.filling.done():
+                self.filling = asyncio.create_task(self._fill())
         self.keep(lent, order.get("timeout", 15))
         return lent
+
+    async def _fill(self) -> None:
+        while len(self.ahead) < _AHEAD:
+            while (left := self.rested - time.monotonic()) > 0:
+                await asyncio.sleep(left)
+            if self.closing:
+                return
+            self.ahead.append(await _machine(STARTED))
 
     def keep(self, lent: Lent, seconds: float) -> None:
         if lent.timer is not None:
@@ -265,9 +291,14 @@ class StandIn:
             self.faults = await request.json()
             self.asked.clear()
         told = {id: {"metadata": one.metadata, "ends": one.ends, "order": one.order} for id, one in self.lent.items()}
-        return JSONResponse({"machines": told, "asked": self.asked})
+        return JSONResponse({"machines": told, "asked": self.asked, "full": len(self.ahead) == _AHEAD})
 
     async def close(self) -> None:
+        self.closing = True
+        if self.filling is not None:
+            await self.filling
+        for machine in self.ahead:
+            await machine.kill()
         for id in list(self.lent):
             await self.end(id)
 
@@ -310,10 +341,15 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
     return JSONResponse({"code": status, "message": message}, status, headers=headers)
 
 
-def _machine(id: str, template: str) -> Machine:
-    baked = sys.argv[2] if template == "baked" else ""
+async def _machine(template: str) -> Machine:
+    """Returns a new machine, in which the template's start command is at work."""
+    baked = sys.argv[2] if template in ("cold", *_AFTER) else ""
     local = os.path.realpath(sys.argv[3]) if template == "local" else ""
-    return Machine(id, baked, str(NODE) if template == "node" else "", local)
+    machine = Machine(f"i{secrets.token_hex(9)}", baked, str(NODE) if template == "node" else "", local)
+    await machine.start()
+    if template in _AFTER:
+        await machine.begin(_START, _READY, _AFTER[template])
+    return machine
 
 
 def _time(seconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,14 +20,14 @@ import pytest
 
 from skillyard.config.backends import E2bSettings
 from skillyard.domain.secret import Delivery, Secret, SecretScope
-from skillyard.sandbox.e2b.template import CONTEXT, write_template
+from skillyard.sandbox.e2b.template import CONTEXT, READY, START, write_template
 from tests.hosts import e2b_machines
 from tests.hosts.e2b_server import API_KEY
 
 ROOT = Path(__file__).parents[3]
 BOUND_S = 60.0
-BAKED = "baked"
-"""The template that ``skillyard image e2b-template`` wrote."""
+BAKED, COLD = "baked", "cold"
+"""The template that ``skillyard image e2b-template`` wrote, with its start command and without."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,13 @@ class StandIn:
         """What it lends, by id."""
         found: dict[str, dict[str, Any]] = self._told()["machines"]
         return found
+
+    def rest(self) -> None:
+        """Returns when machines of the started template are there ahead, where one was asked for."""
+        deadline = time.monotonic() + BOUND_S
+        while not self._told()["full"]:
+            assert time.monotonic() < deadline, "no machines are made ahead"
+            time.sleep(0.05)
 
     def asked(self) -> list[str]:
         found: list[str] = self._told()["asked"]
@@ -91,11 +99,13 @@ def stand_in(scratch: Path) -> Iterator[StandIn]:
     pytest.importorskip("e2b", reason="E2B's SDK is not installed: pip install 'skillyard[e2b]'")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
+    write_template(scratch / "baked", "none", {})
+    for name in (START, READY):  # as the Dockerfile does
+        shutil.copy(scratch / "baked" / name, scratch / "baked" / CONTEXT / name)
     with (scratch / "e2b.log").open("wb") as log:
         words = [sys.executable, "-m", "tests.hosts.e2b_server", str(port)]
         words += [str(scratch / "baked" / CONTEXT), str(scratch / "local")]
         server = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log)
-    write_template(scratch / "baked", "none", {})
     try:
         found = StandIn(port, server.pid, scratch / "baked" / CONTEXT, scratch / "local")
         deadline = time.monotonic() + BOUND_S

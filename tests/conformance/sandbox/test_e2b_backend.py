@@ -15,7 +15,7 @@ from skillyard.testing.sandbox_suite import CHECKS, Check, Ground
 from skillyard.testing.twin_gate import TwinGate
 from tests.conformance.sandbox import e2b_ground
 from tests.conformance.sandbox.conftest import Hold
-from tests.conformance.sandbox.e2b_ground import StandIn
+from tests.conformance.sandbox.e2b_ground import BAKED, StandIn
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 
@@ -57,12 +57,23 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
 
 @pytest.fixture(scope="module")
 async def ground(provider: StandIn, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
+    async for found in _ground(provider, BAKED, tmp_path_factory):
+        yield found
+
+
+@pytest.fixture(scope="module")
+async def without_start(provider: StandIn, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
+    async for found in _ground(provider, "base", tmp_path_factory):
+        yield found
+
+
+async def _ground(provider: StandIn, template: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
     base, other = tmp_path_factory.mktemp("e2b"), tmp_path_factory.mktemp("other")
-    gate = TwinGate()
-    backend = E2bBackend(base, provider.settings, e2b_ground.key, gate)
+    gate, settings = TwinGate(), provider.settings.model_copy(update={"template": template})
+    backend = E2bBackend(base, settings, e2b_ground.key, gate)
 
     async def reopen() -> E2bBackend:
-        return E2bBackend(other, provider.settings, e2b_ground.key, gate)
+        return E2bBackend(other, settings, e2b_ground.key, gate)
 
     probe = await backend.probe()
     assert probe.ready, probe.facts
@@ -76,6 +87,11 @@ async def test_conformance(promise: Check, ground: Ground, hold: Hold) -> None:
     if promise.id in BEYOND:
         pytest.skip(BEYOND[promise.id])
     await hold(promise, ground)
+
+
+@pytest.mark.parametrize("promise", [check for check in CHECKS if check.id in SHORT], ids=lambda check: check.id)
+async def test_conformance_where_no_stage_waits(promise: Check, without_start: Ground, hold: Hold) -> None:
+    await hold(promise, without_start)
 
 
 def test_the_short_form_names_checks_that_there_are() -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from skillyard.domain.errors import InvalidInput
 from skillyard.faces.cli.main import cli
 from skillyard.sandbox.e2b import stage
-from skillyard.sandbox.e2b.template import guest_name, write_template
+from skillyard.sandbox.e2b.template import guest_name, waiting_place, write_template
 
 
 def test_the_template_has_guest_stage_and_packages_by_content(tmp_path: Path) -> None:
@@ -25,7 +25,12 @@ def test_the_template_has_guest_stage_and_packages_by_content(tmp_path: Path) ->
     assert f"COPY skillyard {stage.BAKED}\n" in text
     assert (tmp_path / "new" / "skillyard" / "content" / ("a" * 64) / "one.py").read_text() == "ONE = 1"
     assert (tmp_path / "new" / "skillyard" / "guests" / f"{guest_name()}.pyz") in files
-    assert guest_name() in (tmp_path / "new" / "start.sh").read_text()
+    assert "\nUSER root\n" in text, "the start command is that user's"
+    assert waiting_place() in (tmp_path / "new" / "start.sh").read_text()
+    assert waiting_place() in (tmp_path / "new" / "ready.sh").read_text()
+    assert json.loads((tmp_path / "new" / "skillyard" / "fixed.json").read_text())["guest"].endswith(
+        f"{guest_name()}.pyz"
+    )
 
 
 def test_a_directory_with_files_is_left_alone(tmp_path: Path) -> None:

@@ -177,21 +177,26 @@ def _connect(where: str, _: str) -> int:
 
 def _text(where: str, _: str) -> int:
     """The same, with each byte of the output as the character of that number, in UTF-8."""
-    return _join(where, lambda data: data.decode("latin-1").encode())
+    return join_text(where)
 
 
-def _join(where: str, told: Callable[[bytes], bytes]) -> int:
+def join_text(where: str, command: int = -1) -> int:
+    """Does so until the process of the descriptor ``command`` has ended, too."""
+    return _join(where, lambda data: data.decode("latin-1").encode(), command)
+
+
+def _join(where: str, told: Callable[[bytes], bytes], until: int = -1) -> int:
     from .kernel import be_undumpable
 
     be_undumpable()  # no program of the same user can write into it, and be spared in its place
     channel = _connected(where)
     ways = {0: channel.fileno(), channel.fileno(): 1}
     poll = select.poll()
-    for fd in ways:
+    for fd in (*ways, *((until,) if until >= 0 else ())):
         poll.register(fd, select.POLLIN)
     while True:
         for fd, _events in poll.poll():
-            data = os.read(fd, 256 * 1024)
+            data = b"" if fd == until else os.read(fd, 256 * 1024)
             if not data:
                 return 0
             view = memoryview(data if fd == 0 else told(data))

@@ -22,7 +22,7 @@ _IPC, _NET, _UTS, _PID, _MOUNTS, _CGROUP = 1 << 27, 1 << 30, 1 << 26, 1 << 29, 1
 _MADE = {"ipc": _IPC, "net": _NET, "uts": _UTS}
 _NOSUID, _NODEV, _NOEXEC, _BIND, _RECURSIVE, _PRIVATE = 1 << 1, 1 << 2, 1 << 3, 1 << 12, 1 << 14, 1 << 18
 _DETACH = 2
-_MOUNT_SETATTR = 442
+_PIDFD_GETFD, _MOUNT_SETATTR = 438, 442
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _HERE, _BELOW = -100, 0x8000
 READ_ONLY, NO_DEVICES, NO_PROGRAMS = 1, 4, 8
@@ -50,6 +50,13 @@ def restrict(path: str, attributes: int, *, below: bool = True) -> None:
     wanted = pack("QQQQ", attributes | _NO_RIGHTS, 0, 0, 0)
     flags = _BELOW if below else 0
     done(_syscall(_MOUNT_SETATTR, _HERE, path.encode(), flags, wanted, Long(len(wanted))), path)
+
+
+def end_of(process: int, number: int) -> int:
+    """Returns a descriptor of another process (pidfd_getfd(2)). Raises OSError."""
+    found: int = _syscall(_PIDFD_GETFD, process, number, Long(0))
+    done(min(found, 0), "pidfd_getfd")
+    return found
 
 
 def leave(hostname: str, made: str = "") -> None:

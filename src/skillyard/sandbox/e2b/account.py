@@ -55,7 +55,7 @@ def checked(told: Mapping[str, Any]) -> Mapping[str, Any]:
         case {
             "missing": [*missing], "root": bool(root), "boot": str(), "release": str(), "machine": str(),
             "python": [int(), int()], "memory_mb": int(), "processors": int(), "spaces": dict(),
-            "stage": str(), "compiled": str(), "guests": [*_], "content": [*_], "interpreter": str(),
+            "stage": str(), "compiled": str(), "fixed": str(), "guests": [*_], "content": [*_], "interpreter": str(),
         }:  # fmt: skip
             if missing or not (root or "filtered" in told):
                 lack = ", ".join(map(str, missing))[:100] or "root for our commands"

@@ -99,6 +99,7 @@ def machine() -> dict[str, Any]:
         "spaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")},
         "stage": "",
         "compiled": "",
+        "fixed": "",
         "guests": [],
         "content": [],
     }

@@ -8,6 +8,7 @@ This file is sent as it is, so it imports the standard library and the agent's o
     python3 -I -S stage.py look          tell what the machine has, as one JSON object; fail where a tool is missing
     python3 -I -S stage.py start GUEST   make the sandbox that standard input describes and tell so in one line; then
                                          be the end of the first channel to its agent. GUEST is the file of its guest
+    python3 -I -S stage.py start GUEST N the same, where descriptor N has the description, and nothing else
 
 The description is JSON behind its length, which has eight hexadecimal digits; content may follow. Every start of a
 sandbox waits for these imports, so there are few: of the standard library those that are written in C, and the agent's
@@ -22,6 +23,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
     from typing import Any
 
     from skillyard.domain.package.platforms import interpreter  # its text is put into this one
@@ -32,6 +34,12 @@ ROOT = "/run/skillyard"
 """Everything of ours that is made in a machine."""
 BAKED = "/opt/skillyard"
 """Everything of ours that a template brings along."""
+FIXED = f"{BAKED}/fixed.json"
+"""The part of orders that no sandbox changes, as the template's release has it."""
+WAITS = f"{ROOT}/waits"
+"""Directories of stages that wait (:mod:`skillyard.sandbox.e2b.waiting`): pipes, and the process id."""
+ENDS = 8, 9
+"""Standard input and output of a command that brings an order: its 0 and 1 are something else meanwhile."""
 SOCKET = f"{ROOT}/agent.sock"
 ARCHIVE, CONTENT = f"{ROOT}/archive", f"{ROOT}/content"
 """Content as it was uploaded, and unpacked."""
@@ -49,13 +57,9 @@ _ETC = ("ssl", "ca-certificates", "alternatives", "ld.so.cache", "localtime", "m
 _SWITCH = "passwd: files\ngroup: files\nhosts: files\n"
 """Names of hosts are asked of nobody: a name that is not there is unknown at once (nsswitch.conf(5))."""
 _DEBIAN = "/usr/lib/python3/dist-packages"
-_GROUPS = "/sys/fs/cgroup"
-_CONTROLLERS = {"memory": "memory", "pids": "pids", "cpus": "cpu"}
-"""Controllers by the limit that is theirs."""
-_SWAP = ("memory.swap.max", "memory.memsw.limit_in_bytes")
-"""Limits that a kernel without swap does not have."""
 _WRITABLE = f"{ROOT}/places"
 _DONE = b"+"
+_FAILURES = (ImportError, OSError, ValueError, KeyError)
 _MIB = 1 << 20
 _NOSUID, _NODEV, _REMOUNT = 1 << 1, 1 << 2, 1 << 5
 _FILES_PER_MB = 1024
@@ -66,17 +70,42 @@ def main(arguments: list[str]) -> int:
     try:
         if arguments == ["look"]:
             told = machine() | {"interpreter": interpreter()}
-        elif arguments[:1] == ["start"] and len(arguments) == 2:
-            order = inside(arguments[1], "jsontext").decode(_read(int(_read(_HEAD), 16)))
-            told = made(order) | ({"interpreter": interpreter()} if order["packages"] else {})
+        elif arguments[:1] == ["start"] and len(arguments) in (2, 3):
+            text = _read(int(_read(_HEAD), 16)) if len(arguments) == 2 else _rest(int(arguments[2]))
+            order = inside(arguments[1], "jsontext").decode(text)
+            _end_waiting()
+            return serve(made, order)
         else:
-            raise ValueError("usage: stage.py look | start GUEST")
-    except (ImportError, OSError, ValueError, KeyError) as error:
-        told = {"error": f"{type(error).__name__}: {error}"[:500]}
-    os.write(1, _encoded(told, arguments) + b"\n")
-    if "error" in told or told.get("missing"):
+            raise ValueError("usage: stage.py look | start GUEST [DESCRIPTOR]")
+    except _FAILURES as error:
+        told = _failure(error)
+    _say(told)
+    return 1 if "error" in told or told["missing"] else 0
+
+
+def serve(make: Callable[[dict[str, Any]], dict[str, Any]], order: dict[str, Any], command: int = -1) -> int:
+    """Has the sandbox of an order made, and is then the end of the first channel to its agent.
+
+    It tells of the sandbox in one line, and ends with the process of the descriptor ``command``. Returns the exit status.
+    """
+    try:
+        told = make(order) | ({"interpreter": interpreter()} if order["packages"] else {})
+    except _FAILURES as error:
+        _say(_failure(error))
         return 1
-    return _channel() if arguments[0] == "start" else 0
+    os.write(1, inside(AGENT, "jsontext").encode(told) + b"\n")
+    write(f"{ROOT}/channel.pid", os.getpid())
+    return int(inside(AGENT, "command").join_text(SOCKET, command))
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    return {"error": f"{type(error).__name__}: {error}"[:500]}
+
+
+def _say(told: dict[str, Any]) -> None:
+    import json  # which takes longer than all else here
+
+    os.write(1, json.dumps(told).encode() + b"\n")
 
 
 def inside(guest: str, name: str) -> Any:
@@ -84,14 +113,6 @@ def inside(guest: str, name: str) -> Any:
     if guest not in sys.path:
         sys.path.insert(0, guest)
     return __import__(f"skillyard_guest.agent.{name}", fromlist=("main",))
-
-
-def _encoded(told: dict[str, Any], arguments: list[str]) -> bytes:
-    if "pid" in told:
-        return bytes(inside(arguments[1], "jsontext").encode(told))
-    import json  # which takes longer than all else here
-
-    return json.dumps(told).encode()
 
 
 def _read(size: int, source: int = 0) -> bytearray:
@@ -104,10 +125,10 @@ def _read(size: int, source: int = 0) -> bytearray:
     return found
 
 
-def _channel() -> int:
-    """Joins standard input and output to the agent: the end of the first channel."""
-    _write(f"{ROOT}/channel.pid", os.getpid())
-    return int(inside(AGENT, "command").main(["text", SOCKET], AGENT))
+def _rest(source: int) -> bytes:
+    """Returns all that is left in a descriptor, and closes it."""
+    with os.fdopen(source, "rb") as file:
+        return file.read()
 
 
 def machine() -> dict[str, Any]:
@@ -125,6 +146,7 @@ def machine() -> dict[str, Any]:
         "spaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")},
         "stage": _digest(stage) if os.path.exists(stage) else "",
         "compiled": _digest(compiled) if os.path.exists(compiled) else "",
+        "fixed": _digest(FIXED) if os.path.exists(FIXED) else "",
         "guests": [name.removesuffix(".pyz") for name in _listed(f"{BAKED}/guests") if name.endswith(".pyz")],
         "content": _listed(f"{BAKED}/content"),
     }
@@ -146,7 +168,7 @@ def _text(path: str) -> str:
         return file.read()
 
 
-def _write(path: str, value: object) -> None:
+def write(path: str, value: object) -> None:
     with open(path, "w", encoding="utf-8") as file:
         file.write(str(value))
 
@@ -161,7 +183,29 @@ def made(order: dict[str, Any]) -> dict[str, Any]:
 
     Raises ValueError.
     """
-    return prepare(order["fixed"]).finish(order)
+    return prepare(order.get("fixed") or baked()).finish(order)
+
+
+def baked() -> dict[str, Any]:
+    """Returns the part of orders that the template brings along. Raises OSError, ValueError."""
+    import json
+
+    fixed: dict[str, Any] = json.loads(_text(FIXED))
+    return fixed
+
+
+def _end_waiting() -> None:
+    """Ends a stage that waits for another release's order, or has died, and clears its place."""
+    for name in _listed(WAITS):
+        place = f"{WAITS}/{name}"
+        if not os.path.exists(f"{place}/order"):
+            continue  # it serves a sandbox
+        pid = _text(f"{place}/pid").strip()
+        if os.path.exists(f"/proc/{pid}") and "waiting.py" in _text(f"/proc/{pid}/cmdline"):
+            os.kill(int(pid), 9)
+        for path in (f"{place}/order", AGENT, SOCKET):
+            if os.path.lexists(path):
+                os.unlink(path)
 
 
 def prepare(fixed: dict[str, Any], *, ahead: bool = False) -> Prepared:
@@ -175,7 +219,7 @@ def prepare(fixed: dict[str, Any], *, ahead: bool = False) -> Prepared:
         raise ValueError(f"no filter of system calls is known for {os.uname().machine}")
     os.makedirs(CONTENT, 0o755, exist_ok=True)
     os.symlink(fixed["guest"], AGENT)
-    groups = _groups()
+    groups = inside(AGENT, "groups").made()
     _make_places(fixed)
     return _launch(fixed, groups, ahead)
 
@@ -190,7 +234,7 @@ class Prepared:
     def finish(self, order: dict[str, Any]) -> dict[str, Any]:
         """Makes the rest; returns the agent's process and the limits in force. Raises ValueError."""
         _unpack(order)
-        limits = _limit(self._groups, order["group"])
+        limits = inside(AGENT, "groups").limited(self._groups, order["group"])
         _size_places(order["disk_mb"], remount=True)
         mounts = [[os.path.realpath(_content(source)), *targets] for source, *targets in order["mounts"]]
         packages = order["packages"] and os.path.realpath(_content(order["packages"]))
@@ -267,54 +311,6 @@ def _content(name: str) -> str:
     raise ValueError(f"the content {name} did not come")
 
 
-def _groups() -> dict[str, str]:
-    """Makes control groups without limits; returns them by the limit that each may have."""
-    found: dict[str, str] = {}
-    for name, controller in _CONTROLLERS.items():
-        group = f"{_GROUPS}/{controller}/skillyard"
-        if _one_tree():
-            group = f"{_GROUPS}/skillyard"
-            if not _written(f"{_GROUPS}/cgroup.subtree_control", f"+{controller}"):
-                continue
-        try:
-            os.makedirs(group, exist_ok=True)
-        except OSError:
-            continue
-        found[name] = group
-    return found
-
-
-def _one_tree() -> bool:
-    """Returns whether control groups are of version 2."""
-    return os.path.exists(f"{_GROUPS}/cgroup.controllers")
-
-
-def _limit(groups: dict[str, str], wanted: dict[str, Any]) -> list[str]:
-    """Gives control groups their limits; returns the names of those that took theirs."""
-    memory, pids, share = wanted["memory"], wanted["pids"], int(wanted["cpus"] * 100_000)
-    values: dict[str, dict[str, object]] = {
-        "memory": {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory},
-        "pids": {"pids.max": pids},
-        "cpus": {"cpu.cfs_period_us": 100_000, "cpu.cfs_quota_us": share},
-    }
-    if _one_tree():
-        values["memory"] = {"memory.max": memory, "memory.swap.max": 0, "memory.oom.group": 0}
-        values["cpus"] = {"cpu.max": f"{share} 100000"}
-    return [
-        name
-        for name, group in groups.items()
-        if all(_written(f"{group}/{key}", value) or key in _SWAP for key, value in values[name].items())
-    ]
-
-
-def _written(file: str, value: object) -> bool:
-    try:
-        _write(file, value)
-    except OSError:
-        return False
-    return True
-
-
 def _make_places(fixed: dict[str, Any]) -> None:
     """Makes the writable places, in one file system, and files of /etc."""
     uid, etc = fixed["uid"], f"{ROOT}/etc"
@@ -332,7 +328,7 @@ def _make_places(fixed: dict[str, Any]) -> None:
         "nothing": "",
     }
     for name, text in files.items():
-        _write(f"{etc}/{name}", text)
+        write(f"{etc}/{name}", text)
         os.chmod(f"{etc}/{name}", 0o444)
 
 
@@ -365,8 +361,8 @@ def _launch(fixed: dict[str, Any], groups: dict[str, str], ahead: bool) -> Prepa
         os.setsid()
         for group in sorted(set(groups.values())):
             # One thread joins a group of version 1 so without a lock of all processes.
-            _write(f"{group}/tasks" if os.path.exists(f"{group}/tasks") else f"{group}/cgroup.procs", 0)
-        os.makedirs(TOP)
+            write(f"{group}/tasks" if os.path.exists(f"{group}/tasks") else f"{group}/cgroup.procs", 0)
+        os.makedirs(TOP, exist_ok=True)
         inside(AGENT, "space").leave(fixed["host"], fixed.get("spaces", ""))
         if pid := os.fork():  # an orphan: it has the machine's first process as its parent
             os.write(telling, _DONE + b"%08x" % pid)

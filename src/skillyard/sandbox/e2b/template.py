@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import sys
 from collections.abc import Mapping
@@ -14,26 +15,35 @@ from pathlib import Path
 from skillyard.domain.errors import InvalidInput
 from skillyard.domain.package.platforms import interpreter
 from skillyard.sandbox.e2b import stage
+from skillyard.sandbox.e2b.order import fixed
 from skillyard.sandbox.guest_argv import bytecode, guest_bundle
 
 BASE = f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim-bookworm"
 """With this server's Python a template shares packages with other isolations, and they are compiled ahead."""
-DOCKERFILE, START, CONTEXT = "e2b.Dockerfile", "start.sh", "skillyard"
+DOCKERFILE, START, READY, CONTEXT = "e2b.Dockerfile", "start.sh", "ready.sh", "skillyard"
 _PACKAGES = "bash ca-certificates procps"
 _TEXT = """\
 FROM {base}
 RUN apt-get update && apt-get install -y --no-install-recommends {packages} && rm -rf /var/lib/apt/lists/*
 COPY {context} {baked}
 COPY {start} {baked}/{start}
+COPY {ready} {baked}/{ready}
 RUN chmod -R a+rX,go-w {baked}
+USER root
 """
 _START = """\
 #!/bin/sh
-# The start command of the template. It fails where a tool is missing, and leaves in memory what every sandbox reads.
+# The start command of the template: it fails where a tool is missing. Then the stage waits for the order of a sandbox,
+# in the memory that all machines of the template begin with.
 set -e
 mkdir -p -m 0755 {root}
 python3 -I -S {baked}/stage.py look
-python3 -I -S {baked}/guests/{guest}.pyz agent 2>/dev/null || [ $? = 64 ]
+exec python3 -I -S {baked}/waiting.py {place}
+"""
+_READY = """\
+#!/bin/sh
+# The ready command of the template: the stage waits.
+test -p {place}/order
 """
 
 
@@ -47,6 +57,20 @@ def guest_name() -> str:
 def stage_source() -> bytes:
     """Returns the stage as it runs in a machine."""
     return program("stage.py")
+
+
+@cache
+def fixed_part() -> bytes:
+    """Returns the part of orders that a stage in a template goes by ahead, as its file."""
+    return json.dumps(fixed(f"{stage.BAKED}/guests/{guest_name()}.pyz")).encode()
+
+
+@cache
+def waiting_place() -> str:
+    """Returns the directory of the stage of this release that waits. Each of its parts is in the name."""
+    parts = (stage_source(), program("waiting.py"), fixed_part())
+    name = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
+    return f"{stage.WAITS}/{name}"
 
 
 @cache
@@ -78,16 +102,20 @@ def write_template(directory: Path, base: str, packages: Mapping[str, Path]) -> 
     (context / "content").mkdir()
     files = {
         directory / DOCKERFILE: _TEXT.format(
-            base=base, packages=_PACKAGES, context=CONTEXT, baked=stage.BAKED, start=START
+            base=base, packages=_PACKAGES, context=CONTEXT, baked=stage.BAKED, start=START, ready=READY
         ).encode(),
-        directory / START: _START.format(root=stage.ROOT, baked=stage.BAKED, guest=guest).encode(),
+        directory / START: _START.format(root=stage.ROOT, baked=stage.BAKED, place=waiting_place()).encode(),
+        directory / READY: _READY.format(place=waiting_place()).encode(),
         context / "stage.py": stage_source(),
         context / "stage.pyc": stage_bytecode(),
+        context / "waiting.py": program("waiting.py"),
+        context / "fixed.json": fixed_part(),
         context / "guests" / f"{guest}.pyz": guest_bundle(),
     }
     for path, data in files.items():
         path.write_bytes(data)
-    (directory / START).chmod(0o755)
+    for name in (START, READY):
+        (directory / name).chmod(0o755)
     for digest, source in packages.items():
         shutil.copytree(source, context / "content" / digest, symlinks=True)
     return [*files, *(context / "content" / digest for digest in packages)]
