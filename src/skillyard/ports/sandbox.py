@@ -208,6 +208,15 @@ class Forwarding(Protocol):
 
 
 @runtime_checkable
+class Remembering(Protocol):
+    """A backend that knows without a survey of keys that have no sandbox."""
+
+    def may_have(self, prefix: str, but: str | None) -> bool:
+        """Returns whether a sandbox may be there whose key begins so, beside one with that handle."""
+        ...
+
+
+@runtime_checkable
 class Following(Protocol):
     """A sandbox that starts a guest behind a program without another message of ours."""
 

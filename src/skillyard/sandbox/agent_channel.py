@@ -26,7 +26,7 @@ _GRACE = wire.WINDOW + 64 * 1024
 """Bytes that may come for an exchange which was given up, before the agent knows."""
 _FRAME_COST = 64
 _ALONE_S = 0.02
-"""How long the proof of the host waits for an order that it can go with."""
+"""How long the proof of the host, or an agreed greeting, waits for an order that it can go with."""
 _SMALL = 4096
 """Bytes up to which waiting data is joined."""
 _INSTANCE = frozenset("0123456789abcdef")
@@ -221,7 +221,7 @@ class Channel:
         self._expected: tuple[bytes, str, str] | None = None
         """The key and both nonces of an agreed greeting, until the agent answers it."""
         self._first = b""
-        """The proof, until it was written: a way on which each piece is a request has one fewer."""
+        """Our last words of the greeting, until they were written: a way whose pieces are requests has one fewer."""
         self._reading: asyncio.Task[None] | None = None
         self.lost = False
         self.instance = ""
@@ -267,8 +267,9 @@ class Channel:
         proof = wire.prove(key, "host", nonce, agreed.nonce, self.version)
         said = {"versions": [self.version], "nonce": nonce}, {"proof": proof}
         self._expected = key, nonce, agreed.nonce
-        self.write(b"".join(wire.pack(wire.HELLO, 0, _encode(one)) for one in said))
+        self._first = b"".join(wire.pack(wire.HELLO, 0, _encode(one)) for one in said)
         await agreed.ready()
+        asyncio.get_running_loop().call_later(_ALONE_S, self.write, b"")
         return []
 
     def _meet(self, frame: tuple[int, int, bytes], key: bytes, nonce: str) -> str:

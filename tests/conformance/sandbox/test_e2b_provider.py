@@ -144,23 +144,45 @@ async def test_what_a_template_brings_along_is_not_uploaded(provider: StandIn, t
     await backend.close()
 
 
-@pytest.mark.parametrize(("size", "uploads"), [(1000, 0), (600_000, 1)])
-async def test_a_sandbox_takes_few_requests(size: int, uploads: int, provider: StandIn, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "behind", "uploads"), [(0, 0, 0), (1000, 1, 0), (600_000, 0, 1)])
+async def test_a_sandbox_takes_few_requests(
+    size: int, behind: int, uploads: int, provider: StandIn, tmp_path: Path
+) -> None:
     (tmp_path / "shown").write_bytes(b"x" * size)
     settings = provider.settings.model_copy(update={"template": "baked"})
     backend = E2bBackend(tmp_path / "e2b", settings, e2b_ground.key)
     assert (await backend.probe()).ready
     provider.fail()
-    mount = Mount(Content("c" * 64, tmp_path / "shown"), "/skills/shown")
-    sandbox = await backend.create(replace(SPEC, single=True, owner=Owner.RUN, mounts=(mount,)), "one")
-    process = await sandbox.start(Argv(("sh", "-c", f"test $(wc -c </skills/shown) = {size}")), id="x")
+    mounts = (Mount(Content("c" * 64, tmp_path / "shown"), "/skills/shown"),) if size else ()
+    sandbox = await backend.create(replace(SPEC, single=True, owner=Owner.RUN, mounts=mounts), "one")
+    process = await sandbox.start(Argv(("sh", "-c", f"test $(cat /skills/* 2>&- | wc -c) = {size}")), id="x")
     assert (await process.wait()).code == 0
     await backend.destroy(sandbox.handle)
     await backend.close()
     asked = provider.asked()
     assert asked.count("POST /files") == uploads, "little content goes behind the order"
-    assert asked.count("POST /process.Process/SendInput") == 2, "the proof goes with the first program"
-    assert len(asked) == 6 + uploads, asked
+    inputs = asked.count("POST /process.Process/SendInput")
+    assert inputs == 1 + behind, "the order comes with the command, and the greeting with the first program"
+    assert len(asked) == 3 + inputs + uploads, asked
+
+
+async def test_what_this_server_knows_of_its_machines_it_does_not_ask(backend: E2bBackend, provider: StandIn) -> None:
+    assert backend.may_have("s-", None), "an earlier server may have left one"
+    handles = [(await backend.create(SPEC, key)).handle for key in ("s-1", "s-2", "t-1")]
+    provider.fail()
+    await backend.destroy(handles[1])
+    assert [backend.may_have(prefix, but) for prefix, but in (("s-", handles[0]), ("s-", None), ("u-", None))] == [
+        False,
+        True,
+        False,
+    ]
+    assert (await backend.create(SPEC, "s-1")).handle == handles[0]
+    await backend.destroy((await backend.create(SPEC, "s-2")).handle)
+    assert sum(asked.startswith("GET /v2") for asked in provider.asked()) == 1, "for the key that has a machine"
+    provider.fail({"path": "DELETE", "status": 500, "count": 9})
+    with pytest.raises(SandboxFault):
+        await backend.destroy(handles[0])
+    assert backend.may_have("s-", None), "its end is not confirmed"
 
 
 async def test_a_creation_whose_answer_is_lost_makes_one_machine(provider: StandIn, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from skillyard.domain.sandbox.spec import (
 )
 from skillyard.domain.work.record import Ending, Outcome
 from skillyard.engine.backends import Offer
-from skillyard.ports.sandbox import Backend, Following, Imaged, Sandbox
+from skillyard.ports.sandbox import Backend, Following, Imaged, Remembering, Sandbox
 
 WORKSPACE = "/workspace"
 INPUTS = "/tmp/blobs"  # noqa: S108 - inside a sandbox
@@ -133,6 +133,8 @@ async def destroy_all(backends: Iterable[Backend], prefix: str, own: Backend | N
 
     async def destroy_others() -> None:
         for backend in backends:
+            if isinstance(backend, Remembering) and not backend.may_have(prefix, handle if backend is own else None):
+                continue
             for held in await backend.survey():
                 if held.key.startswith(prefix) and (backend is not own or held.handle != handle):
                     await backend.destroy(held.handle)

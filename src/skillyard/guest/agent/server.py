@@ -61,6 +61,8 @@ class Agent:
         self._renew()
         self._place.ways = lambda: [channel.peer for channel in self._channels if channel.known and channel.peer]
         self._ahead = bool(settings["ahead"])
+        if self._nonce:  # the host has said all of its greeting with it
+            self.loop.after(0.0, self._greeted)
         self.on_lost: Callable[[], object] | None = None
 
     def listen(self, listener: socket.socket) -> None:

@@ -72,6 +72,8 @@ class RemoteSandbox(AgentSandbox):
     """A sandbox whose machine outlives each program that is started in it."""
 
     lifetime: Lifetime
+    named = "", ""
+    """The key of its machine, and the nonce."""
     began = 0.0
     """By the clock of the provider, or of this server that made it."""
 
@@ -108,6 +110,9 @@ class RemoteBackend(Generic[R]):
         self._owed: set[str] = set()
         """Machines whose end was asked for and is not confirmed, as while the provider is away."""
         self._creating = Turns()
+        self._listing = asyncio.Lock()
+        self._keys: dict[str, str] | None = None
+        """Keys that may have a machine there, and its nonce: of earlier servers, and ours until their end."""
         self._probing = asyncio.Lock()
         self._probe: Probe | None = None
         self._content = ContentCache(state / "content", self.survey)
@@ -189,24 +194,48 @@ class RemoteBackend(Generic[R]):
             **self.packed(KEY, key),
             **self.packed(ENFORCED, json.dumps(dict(enforced), separators=(",", ":"))),
         }
-        # A machine of this key, as an earlier server left it, is rare: nobody waits for the answer that there is none.
-        earlier = asyncio.create_task(self._found(key, nonce))
+        earlier = None
+        if await self._may_have(key, nonce):  # nobody waits for the answer that there is none
+            earlier = asyncio.create_task(self._found(key, nonce))
         try:
             machine = await answered(self._new(spec, of, metadata, span(spec.limits.timeout_ms, self._max_ttl_s)))
             began = time.time()
             if not _HANDLE.fullmatch(self._id(machine)):
                 raise SandboxFault(f"the provider names a machine {shown(self._id(machine))}, which cannot be")
-            if (found := await earlier) is not None:
+            if earlier is not None and (found := await earlier) is not None:
                 await self._end(self._id(machine))
                 return await self.attach(found)
             sandbox = await self._set_up(machine, spec, of, metadata)
         except BaseException:
-            earlier.cancel()
-            await asyncio.gather(earlier, return_exceptions=True)
+            if earlier is not None:
+                earlier.cancel()
+                await asyncio.gather(earlier, return_exceptions=True)
             await asyncio.shield(self._remove(key, nonce))
             raise
         sandbox.new, sandbox.began = True, began
         return sandbox
+
+    async def _may_have(self, key: str, nonce: str) -> bool:
+        """Returns whether a machine of this key may be there, and notes the new one. Raises SandboxFault."""
+        async with self._listing:
+            if self._keys is None:
+                ours = [one async for one in self._remotes.list({SERVER: self.server})]
+                self._keys = {self._key(one): one.metadata.get(NONCE, "") for one in ours}
+        known = key in self._keys
+        self._keys[key] = nonce
+        return known
+
+    def may_have(self, prefix: str, but: str | None) -> bool:
+        """Returns what :class:`skillyard.ports.sandbox.Remembering` asks for."""
+        if self._keys is None:
+            return True
+        known = self._open[but].named if but in self._open else None
+        return any(one != known for one in self._keys.items() if one[0].startswith(prefix))
+
+    def _ended(self, key: str, nonce: str) -> None:
+        """Notes that the machine of a key is gone, where it is the last one that was made for it."""
+        if self._keys is not None and self._keys.get(key) == nonce:
+            del self._keys[key]
 
     async def _found(self, key: str, nonce: str) -> str | None:
         """Returns the live machine of ``key``, beside the new one with ``nonce``; others are ended."""
@@ -257,7 +286,7 @@ class RemoteBackend(Generic[R]):
         span_s = span(timeout_ms, self._max_ttl_s)
         left_s = span_s if left_s is None else left_s
         sandbox.lifetime = Lifetime(self._remotes, handle, span_s, self._max_ttl_s, left_s)
-        sandbox.began = began
+        sandbox.began, sandbox.named = began, (self._named(metadata), nonce)
         try:
             await sandbox.connect()
         except BaseException:
@@ -279,16 +308,17 @@ class RemoteBackend(Generic[R]):
                 with suppress(SandboxFault):
                     used = await sandbox.end()
             await sandbox.close()
-            began = sandbox.began
+            began, named = sandbox.began, sandbox.named
         else:
             found = await self._remotes.find(handle) if _HANDLE.fullmatch(handle) else None
             if found is None or not self._is_ours(found):
                 self._owed.discard(handle)
                 return Usage()
-            began = found.started
+            began, named = found.started, (self._key(found), found.metadata.get(NONCE, ""))
         async with asyncio.timeout(BOUND_S):
             await self._end(handle)
         self._owed.discard(handle)
+        self._ended(*named)
         return Usage(used.cpu_ms, used.peak_memory_bytes, max(0.0, time.time() - began) * 1000)
 
     async def _end(self, id: str) -> None:
@@ -337,8 +367,11 @@ class RemoteBackend(Generic[R]):
         return {KEY: key}
 
     def _key(self, remote: Remote) -> str:
+        return self._named(remote.metadata)
+
+    def _named(self, metadata: Mapping[str, str]) -> str:
         try:
-            return self.unpacked(KEY, remote.metadata)
+            return self.unpacked(KEY, metadata)
         except (LookupError, ValueError):
             return ""
 

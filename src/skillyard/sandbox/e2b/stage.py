@@ -86,7 +86,8 @@ def main(arguments: list[str]) -> int:
 def serve(make: Callable[[dict[str, Any]], dict[str, Any]], order: dict[str, Any], command: int = -1) -> int:
     """Has the sandbox of an order made, and is then the end of the first channel to its agent.
 
-    It tells of the sandbox in one line, and ends with the process of the descriptor ``command``. Returns the exit status.
+    It tells of the sandbox in one line, and ends with the process of the descriptor ``command``.
+    Returns the exit status.
     """
     try:
         told = make(order) | ({"interpreter": interpreter()} if order["packages"] else {})

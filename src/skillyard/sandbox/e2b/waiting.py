@@ -1,8 +1,8 @@
 """The stage that waits in a template: it has made all of a sandbox that no order changes.
 
-It is the template's start command. The provider keeps a template as the memory of a machine in which this program runs, and each machine goes on from
-there. So all that it holds is the same in every machine, and nothing of it is secret: no key, no nonce, no time. It
-serves one sandbox::
+It is the template's start command. The provider keeps a template as the memory of a machine in which this program
+runs, and each machine goes on from there. So all that it holds is the same in every machine, and nothing of it is
+secret: no key, no nonce, no time. It serves one sandbox::
 
     python3 -I -S waiting.py PLACE    wait for an order in a new directory, whose name tells releases apart
 
