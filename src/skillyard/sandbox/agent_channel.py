@@ -25,8 +25,8 @@ _READ = 256 * 1024
 _GRACE = wire.WINDOW + 64 * 1024
 """Bytes that may come for an exchange which was given up, before the agent knows."""
 _FRAME_COST = 64
-_ALONE_S = 0.02
-"""How long the proof of the host, or an agreed greeting, waits for an order that it can go with."""
+_ALONE_S, _AGREED_S = 0.02, 1.0
+"""How long the proof of the host, or a greeting that no agent waits for, is held back for an order to go with."""
 _SMALL = 4096
 """Bytes up to which waiting data is joined."""
 _INSTANCE = frozenset("0123456789abcdef")
@@ -269,7 +269,7 @@ class Channel:
         self._expected = key, nonce, agreed.nonce
         self._first = b"".join(wire.pack(wire.HELLO, 0, _encode(one)) for one in said)
         await agreed.ready()
-        asyncio.get_running_loop().call_later(_ALONE_S, self.write, b"")
+        asyncio.get_running_loop().call_later(_AGREED_S, self.write, b"")
         return []
 
     def _meet(self, frame: tuple[int, int, bytes], key: bytes, nonce: str) -> str:
