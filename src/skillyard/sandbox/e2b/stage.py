@@ -220,7 +220,7 @@ def prepare(fixed: dict[str, Any], *, ahead: bool = False) -> Prepared:
         raise ValueError(f"no filter of system calls is known for {os.uname().machine}")
     os.makedirs(CONTENT, 0o755, exist_ok=True)
     os.symlink(fixed["guest"], AGENT)
-    groups = inside(AGENT, "groups").made()
+    groups = inside(AGENT, "space").make_groups()
     _make_places(fixed)
     return _launch(fixed, groups, ahead)
 
@@ -235,7 +235,7 @@ class Prepared:
     def finish(self, order: dict[str, Any]) -> dict[str, Any]:
         """Makes the rest; returns the agent's process and the limits in force. Raises ValueError."""
         _unpack(order)
-        limits = inside(AGENT, "groups").limited(self._groups, order["group"])
+        limits = inside(AGENT, "space").limit_groups(self._groups, order["group"])
         _size_places(order["disk_mb"], remount=True)
         mounts = [[os.path.realpath(_content(source)), *targets] for source, *targets in order["mounts"]]
         packages = order["packages"] and os.path.realpath(_content(order["packages"]))
