@@ -60,7 +60,10 @@ async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Grou
     assert probe.ready, probe.facts
     options: dict[str, Any] = {"witness": microvm_ground.witness, "patience": 6.0, "gate": gate}
     yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), reopen, **options)
-    await backend.close()
+    for each in (backend, await reopen()):  # tasks outlive a server, and a check that failed may have left one
+        for held in await each.survey():
+            await each.destroy(held.handle)
+        await each.close()
     await gate.close()
 
 

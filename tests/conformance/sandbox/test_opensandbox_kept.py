@@ -14,12 +14,12 @@ import pytest
 from skillyard.domain.errors import SandboxFault
 from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.guarantees import Level
-from skillyard.domain.sandbox.spec import Argv, EnvironmentRef, Mount, SandboxSpec, Stream
-from skillyard.ports.sandbox import Sandbox
+from skillyard.domain.sandbox.spec import EnvironmentRef, Mount, SandboxSpec
 from skillyard.sandbox.opensandbox.backend import OpenSandboxBackend
 from tests.conformance.sandbox import opensandbox_ground
 from tests.conformance.sandbox.oci_ground import BASE
 from tests.conformance.sandbox.opensandbox_ground import OpenSandbox
+from tests.conformance.sandbox.reading import ran, said
 
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:unclosed <socket.socket.*raddr=\('198\.19:ResourceWarning"),
@@ -43,7 +43,8 @@ from pathlib import Path
 from skillyard.config.backends import OpenSandboxSettings
 from skillyard.sandbox.opensandbox.backend import OpenSandboxBackend
 from skillyard.sandbox.opensandbox.server import Server
-from tests.conformance.sandbox.test_opensandbox_kept import content, ran, settled
+from tests.conformance.sandbox.reading import ran
+from tests.conformance.sandbox.test_opensandbox_kept import READS, content, settled
 
 async def snapshot(self, id, name):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -53,7 +54,7 @@ async def main(base: Path, settings: str, key: str) -> None:
     ours = OpenSandboxSettings.model_validate_json(settings).changed(api_key=key)
     backend = OpenSandboxBackend(base / "state", ours)
     for _ in range(2):
-        await ran(backend, await content(backend, base / "killed"))
+        await ran(backend, await content(backend, base / "killed"), READS)
     await settled(backend)
 
 asyncio.run(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))
@@ -78,19 +79,6 @@ async def content(backend: OpenSandboxBackend, place: Path, digest: str = "1") -
     missing = {name for name, one in (await backend.probe()).protections.items() if one.level is Level.MISSING}
     packages = EnvironmentRef(packages=Content("3", place / "packages"))
     return SandboxSpec(mounts=mounts, environment=packages, single=True, allow_degraded=frozenset(missing))
-
-
-async def said(sandbox: Sandbox, text: str) -> str:
-    process = await sandbox.start(Argv(("sh", "-c", text)), id="says")
-    return b"".join([data async for data in process.output(Stream.STDOUT)]).decode()
-
-
-async def ran(backend: OpenSandboxBackend, spec: SandboxSpec, text: str = READS) -> str:
-    sandbox = await backend.create(spec, "one")
-    try:
-        return await said(sandbox, text)
-    finally:
-        await backend.destroy(sandbox.handle)
 
 
 async def settled(backend: OpenSandboxBackend) -> None:
@@ -128,7 +116,7 @@ async def test_content_that_is_used_again_is_uploaded_no_more(server: OpenSandbo
     assert await made_of(server, backend, spec, f"{TRIES} {READS}") == kept
     assert await made_of(server, backend, spec) == kept, "no program changed a byte"
     (tmp_path / "blob").write_text("other")
-    assert await ran(backend, spec) == READ.replace("bytes", "other"), "blobs are each run's own"
+    assert await ran(backend, spec, READS) == READ.replace("bytes", "other"), "blobs are each run's own"
     assert await ran(backend, dataclasses.replace(spec, mounts=spec.mounts[1:]), "ls -d /skills 2>/dev/null") == ""
     await backend.close()
     # the next server looks at what it finds
@@ -146,7 +134,7 @@ async def test_a_snapshot_that_somebody_changed_is_not_used(server: OpenSandbox,
     backend = OpenSandboxBackend(tmp_path / "state", server.settings())
     spec = await content(backend, tmp_path)
     for _ in range(2):
-        await ran(backend, spec)
+        await ran(backend, spec, READS)
     await settled(backend)
     await backend.close()
     name = server.docker("images", "--format", "{{.Repository}}:{{.Tag}}", "opensandbox-snapshots").stdout.strip()
@@ -154,8 +142,8 @@ async def test_a_snapshot_that_somebody_changed_is_not_used(server: OpenSandbox,
     server.docker("build", "-q", "--network", "none", "-t", name, "-", stdin=change)
     after = OpenSandboxBackend(tmp_path / "state", server.settings())
     with pytest.raises(SandboxFault, match="other content lies at /skills/s"):
-        await ran(after, spec)
-    assert await ran(after, spec) == READ
+        await ran(after, spec, READS)
+    assert await ran(after, spec, READS) == READ
     await settled(after)
     await after.close()
     assert server.containers() == []
@@ -170,7 +158,7 @@ async def test_more_than_the_limit_is_not_kept(server: OpenSandbox, tmp_path: Pa
     before, found = snapshots(server), []
     for spec in specs:
         for _ in range(2):
-            await ran(backend, spec)
+            await ran(backend, spec, READS)
         await settled(backend)
         found.append(snapshots(server) - before)
     assert [len(one) for one in found] == [0, 1, 1]

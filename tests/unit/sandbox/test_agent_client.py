@@ -17,7 +17,7 @@ from skillyard.domain.sandbox.spec import Argv, Start, Stream, StreamLimits
 from skillyard.domain.work.record import Ending, Outcome
 from skillyard.guest.agent import wire
 from skillyard.sandbox import agent_channel
-from skillyard.sandbox.agent_channel import Agreed, Channel, ChannelLost
+from skillyard.sandbox.agent_channel import HELLO_S, Agreed, Channel, ChannelLost
 from skillyard.sandbox.agent_client import AgentSandbox
 from skillyard.sandbox.agent_link import Reach
 
@@ -90,8 +90,8 @@ class LyingAgent:
             self._reader.feed_eof()
 
 
-def sandbox_of(agent: LyingAgent, key: bytes = KEY) -> AgentSandbox:
-    return AgentSandbox(Reach(agent.open, key), "lying", {}, timeout_ms=1000)
+def sandbox_of(agent: LyingAgent, key: bytes = KEY, first_s: float = HELLO_S) -> AgentSandbox:
+    return AgentSandbox(Reach(agent.open, key, first_s=first_s), "lying", {}, timeout_ms=1000)
 
 
 def reply(number: int, value: object) -> bytes:
@@ -289,15 +289,13 @@ async def test_an_agent_of_no_version_that_we_know_is_gone() -> None:
         await sandbox_of(Older(lambda number, _: b"")).connect()
 
 
-async def test_an_agent_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_channel, "HELLO_S", 0.05)
-
+async def test_an_agent_that_says_nothing_is_not_waited_for() -> None:
     class Silent(LyingAgent):
         def write(self, data: bytes) -> None:
             self.written += len(data)
 
     with pytest.raises(ChannelLost, match="hello"):
-        await sandbox_of(Silent(lambda number, _: b"")).connect()
+        await sandbox_of(Silent(lambda number, _: b""), first_s=0.05).connect()
 
 
 async def test_a_program_that_its_agent_does_not_end_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
