@@ -21,6 +21,8 @@ _TRIES = 3
 _BUSY = "timeout waiting for containerd"
 """A daemon's last words on a host that is so busy that its containerd took 15 s to begin."""
 RUN_S = 120.0
+MOST_PATH = 104
+"""Bytes of a socket's path that an engine takes."""
 ROOT = Path(__file__).parents[2]
 HERE = "skillyard-tests/here:1"
 """Directories and links only: programs and libraries are this machine's, mounted read-only."""
@@ -37,6 +39,7 @@ class Docker:
 
     def start(self) -> None:
         """Starts the daemon. Skips, with the reason, where it does not start here."""
+        assert len(bytes(self.socket)) <= MOST_PATH, f"{self.socket}: no engine takes such a long path of a socket"
         for _ in range(_TRIES):
             if self._starts():
                 return
@@ -131,16 +134,19 @@ def docker_daemon(scratch: Path, *options: str, hidden: Path | None = None) -> I
     socket = scratch / "docker.sock"
     command = ["dockerd", "--data-root", f"{scratch}/data", "--exec-root", f"{scratch}/exec", "-H", f"unix://{socket}"]
     command += ["--pidfile", f"{scratch}/pid", "--iptables=false", "--ip6tables=false", "--bridge=none", *options]
-    if hidden is not None:
-        hides = 'mount -t tmpfs none "$0" && exec "$@"'
-        command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", hides, str(hidden), *command]
-    docker = Docker(socket, command)
+    docker = Docker(socket, command if hidden is None else without(hidden, command))
     try:
         docker.start()
         yield docker
     finally:
         docker.stop()
         unmount_below(scratch)
+
+
+def without(hidden: Path, command: Sequence[str]) -> list[str]:
+    """Returns a command that sees nothing in a directory."""
+    hides = 'mount -t tmpfs none "$0" && exec "$@"'
+    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", hides, str(hidden), *command]
 
 
 def unmount_below(scratch: Path) -> None:

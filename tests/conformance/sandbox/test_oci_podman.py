@@ -33,7 +33,7 @@ from tests.conformance.sandbox import oci_ground
 from tests.conformance.sandbox.conftest import Hold
 from tests.conformance.sandbox.test_oci_backend import SHORT
 from tests.conformance.sandbox.test_oci_kills import WAITS
-from tests.hosts.docker_engine import ROOT, Docker, unmount_below
+from tests.hosts.docker_engine import ROOT, Docker, unmount_below, without
 
 # The image is built by Podman's own builder, which takes a minute.
 pytestmark = [pytest.mark.anyio, pytest.mark.long, pytest.mark.timeout(900)]
@@ -54,12 +54,14 @@ events_logger = "none"
 class Podman(Docker):
     """``podman system service`` of whoever runs the tests."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, hidden: Path | None = None) -> None:
+        """It sees nothing in the directory ``hidden``."""
         (scratch / "containers.conf").write_text(CONFIGURED)
         words = ["env", f"CONTAINERS_CONF={scratch}/containers.conf", f"XDG_RUNTIME_DIR={scratch}"]
         words += ["setpriv", "--inh-caps=-all", "--ambient-caps=-all"]  # not what lets the tests be read
         words += ["podman", "--root", f"{scratch}/root", "--runroot", f"{scratch}/run", "system", "service"]
-        super().__init__(scratch / "podman.sock", [*words, "--time", "0", f"unix://{scratch}/podman.sock"])
+        words += ["--time", "0", f"unix://{scratch}/podman.sock"]
+        super().__init__(scratch / "podman.sock", words if hidden is None else without(hidden, words))
 
     def stop(self, by: signal.Signals = signal.SIGTERM) -> None:
         """Ends the service: without root it is two processes, and one begins the other anew in its namespace."""
@@ -68,14 +70,15 @@ class Podman(Docker):
             self.daemon.wait(START_S)
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[tuple[Docker, OciSettings]]:
+@contextmanager
+def podman(hidden: Path | None = None) -> Iterator[tuple[Docker, OciSettings]]:
+    """Skips, with the reason, where there is none to be had."""
     if shutil.which("podman") is None or shutil.which("runc") is None or shutil.which("docker") is None:
         pytest.skip("no podman here (Debian: apt install podman runc docker.io)")
     if os.geteuid() != 0 and not _has_ranges():
         pytest.skip("an engine without root needs an account with ranges of ids (usermod --add-subuids, --add-subgids)")
     with _scratch() as scratch:
-        docker = Podman(scratch)
+        docker = Podman(scratch, hidden)
         try:
             docker.start()
             oci_ground.import_python(docker)
@@ -88,6 +91,12 @@ def engine() -> Iterator[tuple[Docker, OciSettings]]:
                 docker("rm", "-f", name, check=False)
             docker.stop()
             unmount_below(scratch)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[tuple[Docker, OciSettings]]:
+    with podman() as found:
+        yield found
 
 
 @contextmanager

@@ -183,7 +183,9 @@ def test_the_memory_guarantee_says_what_is_not_counted(queues: str, by: str) -> 
 def test_podman_gets_what_it_takes() -> None:
     around = replace(AROUND, is_podman=True)
     host = container.body(SandboxSpec(), IMAGE, around, {}, "ab" * 32, "/data/calls.json")["HostConfig"]
-    assert host["SecurityOpt"] == ["no-new-privileges", "seccomp=/data/calls.json"]
+    *usual, masked = host["SecurityOpt"]
+    assert usual == ["no-new-privileges", "seccomp=/data/calls.json"]
+    assert masked == f"mask={':'.join(host['MaskedPaths'])}"
     assert all("uid=" not in options and "size=" in options for options in host["Tmpfs"].values())
     assert host["Tmpfs"]["/var/tmp"].startswith("ro,")  # it is writable and without a bound otherwise
     assert {limit["Name"] for limit in host["Ulimits"]} == {"nofile", "nproc"}

@@ -46,9 +46,8 @@ _LENT_AS, _MADE, _ENFORCED = f"{OURS}.owner", f"{OURS}.made", f"{OURS}.enforced"
 _TIMEOUT, _READY = f"{OURS}.timeout_ms", f"{OURS}.ready"
 """The last is set for containers that are made ahead, whose labels tell not whether one is lent, and for which key."""
 _HANDLE = re.compile(r"[0-9a-f]{64}")
-_BOUND_S = 60.0
 _AGAIN_S = 0.2
-_MISSING, _CONFLICT = 404, 409
+_MISSING = 404
 _ENDED = ("exited", "dead")
 _SOCKET_MEND = "start Docker, or Podman's 'podman system service', and set oci.socket"
 _IMAGE_MEND = "name one in oci.image that the engine has, with python3 (docs/oci.md)"
@@ -210,7 +209,7 @@ class OciBackend:
 
     async def _drop(self, sandbox: AgentSandbox) -> None:
         await sandbox.close()
-        await self._remove(sandbox.handle)
+        await self._engine.remove(sandbox.handle)
 
     def image_of(self, spec: SandboxSpec) -> str:
         return spec.image or self._settings.image_for(spec.language)
@@ -246,7 +245,7 @@ class OciBackend:
         if told is not None and told["State"].get("Status") == "running":
             return str(told["Id"])
         if told is not None:
-            await self._remove(name)
+            await self._engine.remove(name)
         self._lent.forget(name)
         return None
 
@@ -294,7 +293,7 @@ class OciBackend:
         except BaseException as error:
             if isinstance(error, EngineRefused):
                 self._volumes.forget(seats.values())
-            await self._engine.finished(self._remove(name))
+            await self._engine.finished(self._engine.remove(name))
             raise
 
     async def attach(self, handle: str) -> AgentSandbox:
@@ -380,7 +379,7 @@ class OciBackend:
                 found.append(lent)
             elif one["State"] in _ENDED:  # an earlier server's, whose agent ended without a lease
                 with suppress(SandboxFault, TimeoutError):
-                    await self._remove(handle)
+                    await self._engine.remove(handle)
         for handle in lent_before - {str(one["Id"]) for one in listed}:
             self._lent.forget(handle)
         return found
@@ -419,7 +418,7 @@ class OciBackend:
             with suppress(SandboxFault):
                 used = await sandbox.end()
         if ours:
-            await self._remove(handle)
+            await self._engine.remove(handle)
         self._owed.discard(handle)
         if not ours:
             return Usage()
@@ -428,22 +427,6 @@ class OciBackend:
         self._lent.forget(handle)
         wall_s = time.time() - float(labels[_MADE]) if lent is None else lent.age_s
         return Usage(used.cpu_ms, used.peak_memory_bytes, max(0.0, wall_s) * 1000)
-
-    async def _remove(self, name: str) -> None:
-        """Ends and removes a container; returns when the engine does not know it any more. Raises SandboxFault."""
-        async with asyncio.timeout(_BOUND_S):
-            while True:
-                try:
-                    await self._engine.call("DELETE", f"/containers/{name}", force=1, v=1)
-                except EngineRefused as refused:
-                    if refused.status == _MISSING:
-                        return
-                    # Somebody else removes it at this moment; or it has just ended, which Podman calls improper.
-                    if refused.status != _CONFLICT and not self._around.is_podman:
-                        raise
-                if await self._inspect(name) is None:
-                    return
-                await asyncio.sleep(_AGAIN_S)
 
     async def _inspect(self, name: str) -> Mapping[str, Any] | None:
         try:

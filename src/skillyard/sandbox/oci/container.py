@@ -236,7 +236,7 @@ def _closed(runtime: str, options: Sequence[str]) -> dict[str, Any]:
 def _host(spec: SandboxSpec, around: Surroundings, profile: str, mounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     limits = spec.limits
     return {
-        **_closed(around.runtime, ("no-new-privileges", f"seccomp={profile}")),
+        **_closed(around.runtime, ("no-new-privileges", f"seccomp={profile}", *_masks(around))),
         "PidsLimit": limits.pids + OVERHEAD_PIDS,
         "Memory": memory(limits),
         "MemorySwap": memory(limits),
@@ -255,6 +255,12 @@ def _processes(around: Surroundings) -> Iterable[dict[str, Any]]:
     """Yields the limit of a user's processes for Podman, whose own not every host lets it set."""
     if around.is_podman:
         yield {"Name": "nproc", "Soft": PROCESSES, "Hard": PROCESSES}
+
+
+def _masks(around: Surroundings) -> Iterator[str]:
+    """Yields the masked paths in Podman's words, which passes over those of the Engine API."""
+    if around.is_podman:
+        yield f"mask={':'.join((*MASKED, HELD))}"
 
 
 def _tmpfs(size: int, around: Surroundings) -> str:

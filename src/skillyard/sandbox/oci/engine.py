@@ -22,6 +22,9 @@ CALL_S = 120.0
 BUILD_S = 900.0
 """How long a build may say nothing."""
 CONNECT_S = 10.0
+_REMOVE_S, _AGAIN_S = 30.0, 0.2
+_MISSING = 404
+_PASSING = (409, 500)
 _MOST_SAID = 500
 _MOST_HEAD = 64 * 1024
 _READ = 256 * 1024
@@ -126,6 +129,26 @@ class Engine:
                 raise BackendAway(f"the container engine gave no stream: {_why(error)}") from None
             raise
         return Demultiplexed(reader, early), writer
+
+    async def remove(self, name: str) -> None:
+        """Ends and removes a container; returns when the engine does not know it any more.
+
+        Raises SandboxFault, BackendAway.
+        """
+        until = asyncio.get_running_loop().time() + _REMOVE_S
+        while True:
+            try:
+                await self.call("DELETE", f"/containers/{name}", force=1, v=1)
+                await self.call("GET", f"/containers/{name}/json")
+            except EngineRefused as refused:
+                if refused.status == _MISSING:
+                    return
+                # Somebody else removes it at this moment; or it has just ended, which Podman calls improper.
+                if refused.status not in _PASSING or asyncio.get_running_loop().time() > until:
+                    raise
+            if asyncio.get_running_loop().time() > until:
+                raise SandboxFault(f"the container engine does not remove the container {name}")
+            await asyncio.sleep(_AGAIN_S)
 
     async def finished(self, work: Coroutine[Any, Any, T]) -> T:
         """Returns the result of ``work``, which is also done where the caller is cancelled."""

@@ -240,10 +240,7 @@ class Volumes:
 
     async def _ended(self, name: str) -> None:
         try:
-            await self._engine.call("DELETE", f"/containers/{name}", force=1)
-        except EngineRefused as refused:
-            if refused.status != _MISSING:
-                raise
+            await self._engine.remove(name)
         finally:
             self._loading.discard(name)
 
@@ -313,6 +310,8 @@ class Volumes:
         except EngineRefused as refused:
             if refused.status == _MISSING:
                 raise _Gone from None
+            if "being used" in refused.message:  # Podman calls that its own fault
+                refused.status = _CONFLICT
             raise
 
     async def _list(self) -> list[Mapping[str, Any]]:
