@@ -10,9 +10,9 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 from skillyard.engine.services.access import PortAccess
 from skillyard.faces.http.services import endpoint, exchange, fields
+from skillyard.faces.http.services.endpoint import Place
 from skillyard.faces.http.services.exchange import Exchange, Switched
 from skillyard.faces.http.services.fields import ByHost, ByPath
-from skillyard.faces.http.services.places import Place
 from skillyard.verify.front import VISITOR
 from tests.attacks.verify.mutants import Mutant
 

@@ -149,9 +149,8 @@ async def test_a_server_that_says_nothing_is_given_up(standin: Lifecycle) -> Non
         Fault(CREATE, 503, works=True),
         Fault(CREATE, 202, b"{}", works=True),
         Fault("GET /v1/sandboxes/", 500, count=1),
-        Fault(LIST, 500),
     ],
-    ids=["its answer is lost", "an error in its place", "an answer of another form", "no way to it", "no list"],
+    ids=["its answer is lost", "an error in its place", "an answer of another form", "no way to it"],
 )
 async def test_of_a_creation_that_fails_nothing_is_left(standin: Lifecycle, tmp_path: Path, fault: Fault) -> None:
     standin.faults = [fault, Fault("GET /v1/sandboxes/sandbox-1/endpoints", 500)]
@@ -162,6 +161,17 @@ async def test_of_a_creation_that_fails_nothing_is_left(standin: Lifecycle, tmp_
     assert probe.facts["why"]
     assert standin.bodies("POST", "/v1/sandboxes"), "one was asked for"
     assert standin.sandboxes == {}
+    await backend.close()
+
+
+async def test_nothing_is_made_before_the_machines_of_earlier_servers_are_known(
+    standin: Lifecycle, tmp_path: Path
+) -> None:
+    standin.faults = [Fault(LIST, 500)]
+    backend = OpenSandboxBackend(tmp_path, settings(standin))
+    assert not (await backend.probe()).ready
+    assert standin.bodies("POST", "/v1/sandboxes") == []
+    assert standin.faults[0].count == 0, "the list was asked for"
     await backend.close()
 
 

@@ -252,6 +252,7 @@ class RemoteBackend(Generic[R]):
         with suppress(SkillyardError, TimeoutError):
             async for one in self._remotes.list({SERVER: self.server, **self.named(key), NONCE: nonce}):
                 await self._end(one.id)
+            self._ended(key, nonce)
 
     async def attach(self, handle: str) -> RemoteSandbox:
         if (sandbox := self._open.get(handle)) is not None:
