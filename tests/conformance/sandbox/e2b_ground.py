@@ -23,6 +23,7 @@ from skillyard.domain.secret import Delivery, Secret, SecretScope
 from skillyard.sandbox.e2b.template import CONTEXT, READY, START, write_template
 from tests.hosts import e2b_machines
 from tests.hosts.e2b_server import API_KEY
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
 BOUND_S = 60.0
@@ -52,10 +53,7 @@ class StandIn:
 
     def rest(self) -> None:
         """Returns when machines of the started template are there ahead, where one was asked for."""
-        deadline = time.monotonic() + BOUND_S
-        while not self._told()["full"]:
-            assert time.monotonic() < deadline, "no machines are made ahead"
-            time.sleep(0.05)
+        until(lambda: self._told()["full"], BOUND_S, "machines are made ahead")
 
     def asked(self) -> list[str]:
         found: list[str] = self._told()["asked"]

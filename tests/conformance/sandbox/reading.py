@@ -1,4 +1,4 @@
-"""What programs read in a sandbox, for tests of content."""
+"""Programs that read content in a sandbox, and the bytes that they tell."""
 
 from __future__ import annotations
 

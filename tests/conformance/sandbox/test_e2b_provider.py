@@ -179,6 +179,10 @@ async def test_what_this_server_knows_of_its_machines_it_does_not_ask(backend: E
     assert (await backend.create(SPEC, "s-1")).handle == handles[0]
     await backend.destroy((await backend.create(SPEC, "s-2")).handle)
     assert sum(asked.startswith("GET /v2") for asked in provider.asked()) == 1, "for the key that has a machine"
+    provider.fail({"path": "POST /v2/sandboxes", "status": 400, "count": 1})
+    with pytest.raises(SandboxFault):
+        await backend.create(SPEC, "v-1")
+    assert not backend.may_have("v-", None), "none was made"
     provider.fail({"path": "DELETE", "status": 500, "count": 9})
     with pytest.raises(SandboxFault):
         await backend.destroy(handles[0])

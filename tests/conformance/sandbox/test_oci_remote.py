@@ -348,7 +348,7 @@ async def test_a_run_with_many_blobs_has_few_loaders_at_a_time(far: Far) -> None
 
 
 async def test_one_principal_leaves_room_for_others(far: Far) -> None:
-    """What a container has does not go, however long its run is."""
+    """No volume goes that a container has, however long its run is."""
     specs = []
     for number in range(2):
         (blob := far.hidden / f"share-{number}").write_bytes(bytes([number]) * (5 << 20))

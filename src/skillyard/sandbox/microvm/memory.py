@@ -34,7 +34,7 @@ def copied(source: int, target: int) -> str:
     for at, piece in _pieces(source):
         digest.update(b"%d " % at + piece)
         if os.pwrite(target, piece, at) != len(piece):
-            raise OSError("there is no room for the memory of a machine")
+            raise OSError("the memory of a machine does not fit: no space is left")
     return digest.hexdigest()
 
 

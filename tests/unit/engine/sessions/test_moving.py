@@ -123,18 +123,24 @@ async def test_a_session_with_a_service_is_moved_behind_it(rig: Rig) -> None:
         assert rig.backend.destroyed == [old.handle]
 
 
+async def halfway(rig: Rig) -> tuple[asyncio.Task[None], asyncio.Event]:
+    """Begins a move; returns when it has both sandboxes, with what lets it go on."""
+    change(rig)
+    rig.backend.gate = gate = asyncio.Event()
+    moving = asyncio.create_task(rig.app.sessions.mover.look())
+    while len(rig.backend.held) < 2:
+        await asyncio.sleep(0)
+    return moving, gate
+
+
 async def test_a_call_that_comes_meanwhile_waits_for_the_move(rig: Rig) -> None:
     """However short its patience is: no other call has the session."""
     old = await begun(rig)
-    change(rig)
-    rig.backend.gate = asyncio.Event()
     async with asyncio.timeout(30):
-        moving = asyncio.create_task(rig.app.sessions.mover.look())
-        while len(rig.backend.held) < 2:
-            await asyncio.sleep(0)
+        moving, gate = await halfway(rig)
         call = asyncio.create_task(run_cmd(rig, wait_ms=0))
         await rig.app.sessions.reap()
-        rig.backend.gate.set()
+        gate.set()
         await moving
         assert (await call)["status"] == "succeeded"
         assert (await run_cmd(rig, wait_ms=0))["status"] == "succeeded"
@@ -145,14 +151,10 @@ async def test_a_call_that_comes_meanwhile_waits_for_the_move(rig: Rig) -> None:
 
 async def test_a_session_that_is_ended_meanwhile_leaves_nothing(rig: Rig) -> None:
     await begun(rig)
-    change(rig)
-    rig.backend.gate = asyncio.Event()
     async with asyncio.timeout(30):
-        moving = asyncio.create_task(rig.app.sessions.mover.look())
-        while len(rig.backend.held) < 2:
-            await asyncio.sleep(0)
+        moving, gate = await halfway(rig)
         ending = asyncio.create_task(rig.call("skills.end_session", ANN, session_id="work"))
-        rig.backend.gate.set()
+        gate.set()
         await moving
         assert (await ending)["ended_by"] == "ann"
     assert (rig.backend.held, await live(rig)) == ({}, [])

@@ -60,7 +60,7 @@ class Sandboxes:
         self._ready: dict[Shape, deque[Sandbox]] = {}
         self._making: Counter[Shape] = Counter()
         self._waiting: dict[Shape, deque[Asked]] = {}
-        """Of shapes at rest neither is kept: callers choose them without end."""
+        """Neither keeps a shape that is at rest, since callers choose shapes without end."""
         self._name = f"n{os.urandom(5).hex()}"
         """Begins the handles: never those of an earlier keeper, which somebody may still ask after."""
         self._number = 0
