@@ -107,7 +107,7 @@ Cgroups.make = _wide
     Mutant(
         "timeout", ("timeout",), "no program is ended for its time",
         ("limits-time-loop", "limits-time-sleep", "limits-time-handover", "limits-time-stop"),
-        {SANDBOX: "Sandbox.give_time = lambda self, program, asked_ms: None"},
+        {SANDBOX: "Sandbox.give_time = lambda self, program, asked_ms: None"}, at_once=True,
     ),
     Mutant(
         "output", ("output",), "no program is ended for what it writes",

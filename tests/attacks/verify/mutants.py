@@ -43,7 +43,8 @@ class Mutant:
     behind modules of the copy; ``outside``: changes to the server in this process. ``escapes``: attacks that must
     escape then. ``who``: whose walls these are, ``root``, ``ordinary`` or ``both``. ``canary``: targets are planted.
     ``short``: tried in the default form of the tests. ``network``: its runs have the way out that policy gives, by a
-    gate that runs from the copy too. ``leaves``: files of the host that its attacks make."""
+    gate that runs from the copy too. ``leaves``: files of the host that its attacks make. ``at_once``: its attacks
+    wait and do not measure, so that they are tried beside each other."""
 
     id: str
     without: tuple[str, ...]
@@ -56,6 +57,7 @@ class Mutant:
     short: bool = False
     network: bool = False
     leaves: tuple[str, ...] = ()
+    at_once: bool = False
 
     def __str__(self) -> str:
         return self.id

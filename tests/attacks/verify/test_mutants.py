@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import subprocess
@@ -17,6 +18,7 @@ from skillyard.sandbox.native.grounds.root import compiled_part
 from skillyard.testing.attacks.attack import Verdict
 from skillyard.verify.battery import face
 from skillyard.verify.families import everything
+from skillyard.verify.site import Site
 from tests.attacks.verify.catalogue import MUTANTS, NO_MUTANT
 from tests.attacks.verify.mutants import TABLE, Claims, Mutant, weakened
 
@@ -71,14 +73,20 @@ async def _escapes(
         pytest.skip("this machine has no processors to take now")
     if "limits-descriptors" in names and resource.getrlimit(resource.RLIMIT_NOFILE)[1] < MANY_FILES:
         pytest.skip("the host's own limit of descriptors stands below what the attack opens")
+    places = asyncio.Semaphore(len(names) if mutant.at_once else 1)
     async with weakened(mutant, tmp_path, monkeypatch, claims) as site:
-        for name in names:
-            for _ in range(TRIES):
-                finding = await face(site.fresh(), ATTACKS[name])
-                if finding.judgement.verdict is Verdict.ESCAPED:
-                    break
-            else:
-                pytest.fail(f"{name}: {finding.judgement}")
+        found = await asyncio.gather(*(_why_not(site, name, places) for name in names))
+    assert [why for why in found if why] == []
+
+
+async def _why_not(site: Site, name: str, places: asyncio.Semaphore) -> str:
+    """Returns why an attack does not escape in any of its tries."""
+    async with places:
+        for _ in range(TRIES):
+            judgement = (await face(site.fresh(), ATTACKS[name])).judgement
+            if judgement.verdict is Verdict.ESCAPED:
+                return ""
+    return f"{name}: {judgement}"
 
 
 def test_each_protection_has_a_mutant() -> None:
