@@ -77,7 +77,7 @@ class Component:
         """Returns a backend over a run directory. Raises KeyError for one that this release does not have."""
         sections: Sections = self.load(name, run_dir)
         secret = e2b_ground.key if self.key else None
-        return kind(name).make(Place(run_dir, sections, gate, secret))
+        return kind(name).make(Place(run_dir, run_dir, sections, gate, secret))
 
 
 Open = Callable[[Path], AbstractContextManager[Component]]

@@ -170,7 +170,8 @@ def make_backend(name: str, settings: Settings, run_dir: Path, plug: Plug | None
     """Returns the backend of that name as the settings say. Raises KeyError for an unknown name."""
     from skillyard.sandbox import registry
 
-    return registry.kind(name).make(registry.Place(run_dir, settings, plug, _secret_finder(settings)))
+    place = registry.Place(settings.data_dir, run_dir, settings, plug, _secret_finder(settings))
+    return registry.kind(name).make(place)
 
 
 def _secret_finder(settings: Settings) -> Callable[[str, str, str], Awaitable[Secret | None]]:

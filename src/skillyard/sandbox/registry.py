@@ -36,10 +36,12 @@ BACKENDS: dict[str, str] = {
 class Place:
     """The surroundings of a backend.
 
-    It keeps the state of running sandboxes in ``run_dir`` and plugs sandboxes with a network into ``plug``. ``secret``
-    finds the operator's own secrets by name, project and skill.
+    It keeps the state of running sandboxes in ``run_dir``, which need not be below the data directory ``home``, and
+    plugs sandboxes with a network into ``plug``. ``secret`` finds the operator's own secrets by name, project and
+    skill.
     """
 
+    home: Path
     run_dir: Path
     settings: Sections
     plug: Plug | None = None

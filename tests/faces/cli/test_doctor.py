@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import Result
@@ -47,6 +48,22 @@ def test_every_isolation_is_tried_and_compared(bare: Cli) -> None:
     table = bare("doctor", "--all").stdout.splitlines()
     assert [line.split()[0] for line in table[1:]] == list(BACKENDS)
     assert bare("doctor", "--all", "--isolation", "native").exit_code == 2
+
+
+@pytest.mark.parametrize("asked", [("--all",), ("--isolation", "microvm")])
+def test_it_looks_for_the_image_of_machines_where_it_is_built(
+    asked: tuple[str, ...], bare: Cli, tmp_path: Path
+) -> None:
+    told = bare("doctor", *asked)
+    assert f"{tmp_path / 'data' / 'microvm'} is not an image of machines: No such file or directory" in told.stderr
+
+
+def test_where_no_sandbox_can_be_made_the_reason_is_all(bare: Cli) -> None:
+    told = bare("doctor", "--isolation", "oci")
+    assert told.exit_code == 1
+    assert "No sandbox can be made here: no image is named; name one in oci.image" in told.stderr
+    assert told.stderr.splitlines()[2] == "Runs are refused."
+    assert "missing" not in told.stdout
 
 
 @pytest.mark.parametrize(

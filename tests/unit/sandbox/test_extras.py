@@ -14,7 +14,14 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from skillyard.config.settings import load_settings
+from skillyard.data_dir import DataDir
+from skillyard.domain.errors import SandboxFault
+from skillyard.domain.secret import SecretScope
+from skillyard.ports.sandbox import Standing
+from skillyard.sandbox.e2b.provider import KEY_PROJECT, KEY_SKILL
 from skillyard.sandbox.registry import BACKENDS
+from skillyard.wiring import make_backend, make_sealed_stores
 
 ROOT = Path(__file__).parents[3]
 EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
@@ -84,3 +91,33 @@ def test_the_extras_are_installed_together(tmp_path: Path) -> None:
         assert asked.specifier.contains(found[asked.name]), text
     clients = "import e2b, opensandbox, qemu.qmp, skillyard.wiring"
     subprocess.run([python, "-I", "-c", clients], check=True, timeout=60, cwd=tmp_path)
+
+
+@pytest.fixture
+def without_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `pip install skillyard` without any extra."""
+    for name in [name for name in sys.modules if name.split(".")[0] in CLIENTS]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in CLIENTS:
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("without_clients")
+@pytest.mark.parametrize("name", ["e2b", "opensandbox"])
+async def test_without_its_client_a_backend_names_the_extra(name: str, tmp_path: Path) -> None:
+    settings = load_settings(
+        data_dir=tmp_path, e2b={"template": "skillyard"}, opensandbox={"image": "python:3.11", "domain": "127.0.0.1:1"}
+    )
+    store, _ = make_sealed_stores(settings.secrets, DataDir(tmp_path))
+    await store.set("E2B_API_KEY", "key", SecretScope(KEY_PROJECT, KEY_SKILL))
+    backend = make_backend(name, settings, tmp_path / "run")
+    mend = f"pip install 'skillyard[{name}]'"
+    probe = await backend.probe()
+    assert not probe.ready
+    assert mend in probe.facts["why"]
+    assert isinstance(backend, Standing)
+    for ask in (backend.standing, backend.survey):
+        with pytest.raises(SandboxFault, match=re.escape(mend)):
+            await ask()
+    await backend.close()

@@ -93,10 +93,10 @@ class Provider:
 
     async def list(self, metadata: Mapping[str, str]) -> AsyncIterator[Machine]:
         """Yields the machines with all of that metadata. Raises SandboxFault."""
+        options, sdk = await self._options(), _sdk()
         from e2b import SandboxQuery
 
-        options = await self._options()
-        pages = _sdk().list(query=SandboxQuery(metadata=dict(metadata)), limit=_PAGE, **options)
+        pages = sdk.list(query=SandboxQuery(metadata=dict(metadata)), limit=_PAGE, **options)
         count = 0
         while pages.has_next and count < _MOST_LISTED:
             with _told(options):
@@ -157,7 +157,8 @@ def _machine(info: Any) -> Machine:
 
 @contextmanager
 def _told(options: Mapping[str, Any]) -> Iterator[None]:
-    """Gives the SDK's failures their meaning. The key is in none of them."""
+    """Gives the SDK's failures their meaning. The key is in none of them. Raises SandboxFault without the SDK."""
+    _sdk()
     import e2b
     import httpx
     from connectrpc.errors import ConnectError

@@ -491,7 +491,7 @@ def _write_state(place: Path, state: Mapping[str, Any]) -> None:
 
 def _make(place: Place) -> MicrovmBackend:
     limits = place.settings.limits.family.defaults
-    usual = place.run_dir.parent / USUAL
+    usual = place.home / USUAL
     return MicrovmBackend(place.run_dir / "microvm", place.settings.microvm, usual, limits, place.plug)
 
 

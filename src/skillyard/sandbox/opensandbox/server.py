@@ -77,9 +77,9 @@ class Server:
 
     async def create(self, order: Order) -> str:
         """Returns the id of a new sandbox that nothing can leave. Raises SandboxFault."""
-        from opensandbox.models.sandboxes import NetworkPolicy, SandboxImageSpec
-
         with self._told():
+            from opensandbox.models.sandboxes import NetworkPolicy, SandboxImageSpec
+
             made = await self._sdk().create_sandbox(
                 spec=None if order.snapshot else SandboxImageSpec(image=order.image),
                 snapshot_id=order.snapshot or None,

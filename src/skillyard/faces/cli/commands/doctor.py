@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from skillyard.domain.errors import GateFault, InvalidInput, SandboxFault, SkillyardError
+from skillyard.domain.errors import GateFault, InvalidInput, SkillyardError
 from skillyard.domain.sandbox.guarantees import (
     ABILITIES,
     AUTO,
@@ -152,7 +152,7 @@ async def _compared(settings: Settings, directory: Path) -> list[Compared]:
         standing = None
         try:
             if isinstance(backend, Standing):
-                with suppress(SandboxFault):
+                with suppress(SkillyardError):
                     standing = await backend.standing()
             found.append(replace(await _stands(backend, settings), standing=standing))
         except SkillyardError as error:
@@ -298,21 +298,26 @@ async def _with_gate(found: Probe, start: Callable[[], Awaitable[Mapping[str, An
 
 
 def _print(found: Probe, nature: Nature, short: Sequence[str], refused: str, *, demanded: bool) -> None:
+    facts = dict(found.facts)
+    if not found.ready:  # there is one thing to say: the reason
+        why = "; mend: ".join(filter(None, (facts.pop("why", ""), facts.pop("mend", ""))))
+        _print_facts(found.backend, facts)
+        click.secho(f"\nNo sandbox can be made here: {why}\nRuns are refused.", fg="red", err=True)
+        return
     stand = guarantees(found.protections, nature)
     rows = [(name, each.attestor.value, _grounds(name, each, found)) for name, each in stand.items()]
     emit_table(("guarantee", "attested by", "evidence, or why not"), rows, colours=LEVEL_COLOURS)
-    walls = [(name, p.level.value, _detail(p) if found.ready else "") for name, p in found.protections.items()]
+    walls = [(name, p.level.value, _detail(p)) for name, p in found.protections.items()]
     if walls := [row for row in walls if row[0] not in stand]:
         click.echo()
         emit_table(("wall", "level", "by, or why not"), walls, colours=LEVEL_COLOURS)
-    click.echo(f"\nisolation: {found.backend}")
-    for name, ability in abilities(found).items():
-        click.echo(f"{name}: {ability.level.value}" + (f" ({detail})" if (detail := _detail(ability)) else ""))
-    for name, value in found.facts.items():
-        click.echo(f"{name}: {value}")
-    if not found.ready:
-        click.secho("\nNo sandbox can be made here. Runs are refused.", fg="red", err=True)
-    elif short:
+    able = {
+        name: ability.level.value + (f" ({detail})" if (detail := _detail(ability)) else "")
+        for name, ability in abilities(found).items()
+    }
+    click.echo()
+    _print_facts(found.backend, able | facts)
+    if short:
         click.secho(f"\nDemanded and missing: {', '.join(short)}. Runs are refused here.", fg="red", err=True)
     else:
         network = f" Runs that need a network are refused: {refused}." if refused else ""
@@ -320,10 +325,15 @@ def _print(found: Probe, nature: Nature, short: Sequence[str], refused: str, *, 
         click.secho(f"\nEvery protection that is demanded is in force.{network}", fg=colour, err=True)
 
 
+def _print_facts(isolation: str, facts: Mapping[str, str]) -> None:
+    for name, value in {"isolation": isolation, **facts}.items():
+        click.echo(f"{name}: {value}")
+
+
 def _grounds(name: str, guarantee: Guarantee, found: Probe) -> str:
     """Returns its grounds: the backend's words about it, else its walls."""
     if name in found.protections:
-        return _detail(found.protections[name]) if found.ready else ""
+        return _detail(found.protections[name])
     lacking = f"without {', '.join(guarantee.lacking)}" if guarantee.lacking else ""
     return "; ".join(filter(None, (", ".join(guarantee.evidence), lacking)))
 
