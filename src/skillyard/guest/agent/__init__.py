@@ -68,6 +68,11 @@ lost its parents lives on while any program runs, and is ended with the last one
 program has a supervisor that takes its orphans in (:mod:`.supervisor`): a kill ends them too, and what a program leaves
 lives on after its end. In a sandbox for one program all end with it. When the agent ends, everything does.
 
+A process may go on as another, again and again, faster than anybody finds it. As pid 1 the agent stops everybody then,
+ends who is to be ended, and lets the others go on. Elsewhere it runs into the limit of processes, for nobody reaps
+what it leaves. Where neither helps within 1.5 s, as with a process that cannot be killed, the ending says so and the
+agent ends; the host takes away what an agent beside pid 1 leaves.
+
 Guests. The interpreter of the next one begins ahead after a clearing, and in a sandbox of one program where the
 settings say ``ahead``. It is used once, and never there beside a program (:mod:`.start`). Where no foreign code is in
 a guest, a fork of the agent is enough: for one that clears the sandbox, and for one of a command, which executes

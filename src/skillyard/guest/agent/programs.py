@@ -34,6 +34,7 @@ LIVE = 256
 """Programs that may run at once."""
 _STUCK_S = 2.0
 """A supervisor that was told to end its tree and has not after this time is ended itself."""
+_LEFT = "something of it could not be ended, and its whole sandbox was"
 _PIPE = 1 << 20
 _REST_S = 0.05
 """How long after a clearing the next interpreter begins: a call that follows at once does not wait for two."""
@@ -57,11 +58,22 @@ class Program:
     """One program. ``ended`` holds its ending as the host gets it; ``watchers`` are called once when it is there."""
 
     def __init__(
-        self, loop: Loop, place: Place, order: Mapping[str, Any], request: int, kills: Kills, sweep: Callable[[], None]
+        self,
+        loop: Loop,
+        place: Place,
+        order: Mapping[str, Any],
+        request: int,
+        kills: Kills,
+        sweep: Callable[[], bool],
+        give_up: Callable[[], None],
     ) -> None:
-        """``sweep`` ends processes that have lost their supervisor."""
+        """``sweep`` ends processes that have lost their supervisor, and returns whether they are gone.
+
+        ``give_up`` ends the sandbox, when this program's tree cannot be ended by itself.
+        """
         self.id: str = order["id"]
-        self._sweep = sweep
+        self._sweep, self._give_up = sweep, give_up
+        self._left = False
         self._stuck: Timer | None = None
         self.ended: dict[str, Any] | None = None
         self.watchers: set[Callable[[], None]] = set()
@@ -176,8 +188,13 @@ class Program:
             self._stuck = self._loop.after(_STUCK_S, self._force)
 
     def _force(self) -> None:
-        if self.pid > 0:
-            end_below(self.pid, itself=True)
+        if self.pid > 0 and not end_below(self.pid, itself=True, first=self._direct) and self._direct:
+            self._leave()
+            self._over({})
+
+    def _leave(self) -> None:
+        self._left = True
+        self._give_up()
 
     def release(self) -> None:
         """Ends all that an ended program left, with its supervisor."""
@@ -194,10 +211,13 @@ class Program:
         if data and not data.endswith(b"}"):
             return
         self._loop.close(self._report)
-        if not self._report_text:
+        told = jsontext.decode(self._report_text or b"{}")
+        if not told:
             self._await_supervisor()
-            self._sweep()
-        self._over(jsontext.decode(self._report_text or b"{}"))
+            self._left = not self._sweep()
+        elif told.get("left"):
+            self._leave()
+        self._over(told)
 
     def _over(self, told: Mapping[str, Any]) -> None:
         """Takes what is left of the output, and tells the ending."""
@@ -216,6 +236,12 @@ class Program:
             watcher()
 
     def _judge(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        judged = self._judged(told)
+        if self._left:
+            judged["reason"] = "; ".join(filter(None, (judged.get("reason"), _LEFT)))
+        return judged
+
+    def _judged(self, told: Mapping[str, Any]) -> dict[str, Any]:
         ending = {"cpu_ms": told.get("cpu_ms"), "rss": told.get("rss"), "wall_ms": (monotonic() - self._began) * 1000}
         starved = self._kills.count() > self._kills_before
         status = told.get("status")
@@ -241,8 +267,8 @@ class Program:
     def reaped(self, status: int, used: resource.struct_rusage) -> None:
         """The agent's child has ended: the supervisor, or the program itself."""
         self.gone()
-        if self._direct:
-            self._sweep()
+        if self._direct and self.ended is None:
+            self._left = not self._sweep() or self._left
             self._over({"status": status, **_usage(used)})
 
     def gone(self) -> None:
@@ -329,8 +355,9 @@ class Program:
 class Programs:
     """All programs of a sandbox, by the host's ids."""
 
-    def __init__(self, loop: Loop, place: Place, sweep: Callable[[], None]) -> None:
-        self._loop, self._place, self._sweep = loop, place, sweep
+    def __init__(self, loop: Loop, place: Place, sweep: Callable[[], bool], give_up: Callable[[], None]) -> None:
+        self._loop, self._place = loop, place
+        self._sweep, self._give_up = sweep, give_up
         self._by_id: dict[str, Program] = {}
         self._kills = Kills()
         self._interprets = True
@@ -358,7 +385,7 @@ class Programs:
             raise Refused("gone", "the sandbox is ending")
         if sum(program.pid > 0 for program in self) >= LIVE:
             raise Refused("busy", f"{LIVE} programs are running in this sandbox")
-        program = Program(self._loop, self._place, order, request, self._kills, self._sweep)
+        program = Program(self._loop, self._place, order, request, self._kills, self._sweep, self._give_up)
         self._by_id[program.id] = program
         if order.get("clear"):
             program.watchers.add(self._rest)

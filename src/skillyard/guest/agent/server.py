@@ -13,7 +13,7 @@ from .loop import Loop
 from .programs import STREAMS, Program, Programs, Refused, raise_files, spent
 from .relay import Forward, Workers
 from .start import Place, import_ahead, import_clearing
-from .supervisor import end_others
+from .supervisor import end_others, has_children
 from .way_out import WaysOut
 
 TYPE_CHECKING = False
@@ -50,12 +50,12 @@ class Agent:
         self._instance = os.urandom(16).hex()
         self._nonce: str = settings["nonce"]
         self._place = Place(settings, bundle, raise_files(), fork)
-        self._programs = Programs(self.loop, self._place, self._sweep)
+        self._programs = Programs(self.loop, self._place, self._sweep, self._give_up)
         self._workers = Workers(self.loop, self._place)
         self._ways_out = WaysOut(self.loop)
         self._channels: list[Channel] = []
         self._ends: list[Exchange] = []
-        self._ending = False
+        self._ending = self._given_up = False
         self._lease_s: float | None = settings["lease_s"]
         self._lease: Timer | None = None
         self._renew()
@@ -221,19 +221,20 @@ class Agent:
         self._perhaps_leave()
 
     def _sweep_all(self) -> None:
-        end_others(())
+        end_others((), first=self._place.direct)
         self.loop.after(_GENTLE_S / 10, self._sweep_all)
 
     def _perhaps_leave(self) -> None:
-        if self._ending and all(p.ended is not None and p.pid == 0 for p in self._programs) and not self._children():
+        if self._ending and all(p.ended is not None and p.pid == 0 for p in self._programs) and not has_children():
             self._leave()
 
-    def _children(self) -> bool:
-        try:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return False
-        return True
+    def _give_up(self) -> None:
+        """Ends the sandbox, of which something cannot be ended by itself, when its program's ending was told.
+
+        The kernel, or who made the sandbox, takes all along with the agent.
+        """
+        self._given_up = True
+        self.loop.after(0.0, self._leave)
 
     def _leave(self) -> None:
         for exchange in self._ends:
@@ -252,17 +253,21 @@ class Agent:
         if self._ending:
             self._perhaps_leave()
 
-    def _sweep(self) -> None:
+    def _sweep(self) -> bool:
         """Ends processes that have lost their supervisor, or in whose place no program runs.
 
-        The kernel makes them children of the agent. Where programs have no supervisors, nobody knows whose they are,
-        and they live as long as any program runs.
+        Returns False where one stays. The kernel makes them children of the agent. Where programs have no supervisors,
+        nobody knows whose they are, and they live as long as any program runs.
         """
-        programs = self._programs.pids()
-        if self._place.direct and programs:
-            return
-        if not end_others(programs | self._workers.pids() | self._place.spare.pids()):
-            self.loop.after(_GENTLE_S / 10, self._sweep)
+        programs, direct = self._programs.pids(), self._place.direct
+        if direct and programs:
+            return True
+        if self._given_up:
+            return False
+        gone = end_others(programs | self._workers.pids() | self._place.spare.pids(), first=direct)
+        if not gone:
+            self._give_up()
+        return gone
 
 
 def _checked(order: Mapping[str, Any], timeout_ms: int) -> dict[str, Any]:

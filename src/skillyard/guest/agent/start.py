@@ -13,7 +13,7 @@ import sys
 
 from ..command import START
 from . import jsontext
-from .supervisor import become, descendants, end_below, settle, supervise
+from .supervisor import become, below, end_below, settle, supervise
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class Spare:
         if self._started is None:
             return
         started, self._started = self._started, None
-        pids = [started.pid, *descendants(started.pid)]
+        pids = [started.pid, *below(started.pid)]
         end_below(started.pid, itself=True)
         started.close()
         self._close()
