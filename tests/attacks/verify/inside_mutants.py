@@ -106,6 +106,14 @@ def _argv(command):
 
 MUTANTS = (
     Mutant(
+        "hopping", ("rule: nothing of a call goes on beside the next",),
+        "init ends only what it finds, and nobody looks whether the sandbox is clear", ("commands-hopping",),
+        {
+            INSIDE: "def end_all_others(reaped=None):\n    return None",
+            "guest/clearing.py": "def _staying(spared):\n    return []",
+        },
+    ),
+    Mutant(
         "following", ("rule: files of commands are no links",), "links are followed, and inputs replace what is there",
         ("commands-links", "commands-inputs"), {"guest/shell.py": FOLLOWING},
     ),

@@ -70,7 +70,7 @@ lives on after its end. In a sandbox for one program all end with it. When the a
 
 A process may go on as another, again and again, faster than anybody finds it. As pid 1 the agent stops everybody then,
 ends who is to be ended, and lets the others go on. Elsewhere it runs into the limit of processes, for nobody reaps
-what it leaves. Where neither helps within 1.5 s, as with a process that cannot be killed, the ending says so and the
+what it leaves. Where neither helps within seconds, as with a process that cannot be killed, the ending says so and the
 agent ends; the host takes away what an agent beside pid 1 leaves.
 
 Guests. The interpreter of the next one begins ahead after a clearing, and in a sandbox of one program where the

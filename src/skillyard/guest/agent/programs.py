@@ -67,9 +67,9 @@ class Program:
         sweep: Callable[[], bool],
         give_up: Callable[[], None],
     ) -> None:
-        """``sweep`` ends processes that have lost their supervisor, and returns whether they are gone.
+        """``sweep`` ends processes that have lost their supervisor; ``give_up`` ends the sandbox.
 
-        ``give_up`` ends the sandbox, when this program's tree cannot be ended by itself.
+        The one tells whether they are gone, the other is called when this program's tree cannot be ended by itself.
         """
         self.id: str = order["id"]
         self._sweep, self._give_up = sweep, give_up

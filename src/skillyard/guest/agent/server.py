@@ -229,9 +229,9 @@ class Agent:
             self._leave()
 
     def _give_up(self) -> None:
-        """Ends the sandbox, of which something cannot be ended by itself, when its program's ending was told.
+        """Ends the sandbox, since something of it cannot be ended by itself.
 
-        The kernel, or who made the sandbox, takes all along with the agent.
+        The ending of its program is told before. The kernel, or who made the sandbox, takes all along with the agent.
         """
         self._given_up = True
         self.loop.after(0.0, self._leave)

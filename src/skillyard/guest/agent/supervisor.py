@@ -24,15 +24,18 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-PATIENCE_S = 1.5
-"""Seconds within which all must be gone that are to be ended. What is left then cannot be ended by itself."""
+PATIENCE_S, _FIRST_S = 1.5, 5.0
+"""Seconds within which all must be gone that are to be ended. The others cannot be ended by themselves.
+
+An agent that can stop everybody needs two looks for it, which take long on a busy host with many processes.
+"""
 _SHORT_S = 0.2
 """Seconds within which a tree must stand still before it is killed, where not everybody can be stopped.
 
 Nobody reaps meanwhile: a process that goes on as another again and again runs into the limit of processes.
 """
 _GENTLE = 4
-"""Looks before everybody is stopped."""
+"""Looks before everybody is stopped, where others are to go on."""
 _ROUND_MS, _PAUSE_MS = 2, 1
 _DEAD, _HELD = frozenset({b"Z", b"X"}), frozenset({b"T", b"t", b"Z", b"X"})
 _STILL = _HELD | {b"D"}
@@ -186,12 +189,12 @@ def end_tree(leader: int) -> tuple[int | None, bool]:
 
 
 def end_others(spared: Collection[int], *, first: bool) -> bool:
-    """Kills all descendants of this process but ``spared`` and theirs; returns whether they are gone for sure.
+    """Kills all descendants of this process but ``spared`` and theirs.
 
-    ``first`` says that this process is the first of its namespace. One that goes on as another leaves children of this
-    process that have ended, also where others come and go.
+    Returns whether they are gone for sure. ``first`` says that this process is the first of its namespace. One that
+    goes on as another leaves children of this process that have ended, also where others come and go.
     """
-    before, until = None, monotonic() + PATIENCE_S
+    before, until = None, monotonic() + (_FIRST_S if first else PATIENCE_S)
     while has_children():
         seen = _look()
         ended = {pid for pid in seen.dead if seen.parents[pid] == os.getpid()}
@@ -200,7 +203,7 @@ def end_others(spared: Collection[int], *, first: bool) -> bool:
         if monotonic() > until:
             return False
         before = ended
-        end_below(os.getpid(), spared, first=first)
+        end_below(os.getpid(), spared, first=first, gentle=0)
         select.poll().poll(_ROUND_MS)
     return True
 
@@ -214,14 +217,17 @@ def has_children() -> bool:
     return True
 
 
-def end_below(root: int, spared: Collection[int] = (), *, itself: bool = False, first: bool = False) -> bool:
-    """Kills all descendants of ``root``, without ``spared`` and theirs; returns whether none got away.
+def end_below(
+    root: int, spared: Collection[int] = (), *, itself: bool = False, first: bool = False, gentle: int = _GENTLE
+) -> bool:
+    """Kills all descendants of ``root``, without ``spared`` and theirs.
 
-    They stand still before any is killed, so that none can start another in the place of one that is gone. A process
-    that goes on as another faster than it is found cannot be stopped by its number. The first process of a namespace
-    stops everybody then, which no fork gets away from (signal(7)), and lets all others go on afterwards.
+    Returns whether none got away. They stand still before any is killed, so that none can start another in the place of
+    one that is gone. A process that goes on as another faster than it is found cannot be stopped by its number. The
+    first process of a namespace stops everybody then, which no fork gets away from (signal(7)), and lets all others go
+    on afterwards.
     """
-    until = monotonic() + (PATIENCE_S if first else _SHORT_S)
+    until = monotonic() + (_FIRST_S if first else _SHORT_S)
     stood: set[int] | None = None
     looks = 0
     while True:
@@ -232,7 +238,7 @@ def end_below(root: int, spared: Collection[int] = (), *, itself: bool = False, 
         caught = not moving and (seen.whole or not first)
         if caught or monotonic() > until:
             break
-        if first and looks >= _GENTLE:
+        if first and looks >= gentle:
             stood = seen.held if stood is None else stood
             _signal(-1, signal.SIGSTOP)
         for pid in moving:
@@ -309,7 +315,7 @@ def _seen(pid: str) -> tuple[int, set[bytes]]:
     try:
         tasks = os.listdir(f"/proc/{pid}/task")
     except OSError:
-        if {state} <= _DEAD:  # it was waited for meanwhile, or gVisor shows no threads of it
+        if {state} <= _DEAD:  # it was waited for meanwhile; some kernels show no threads of it before
             return parent, {state}
         raise
     return parent, {_words(f"/proc/{pid}/task/{task}/stat")[0] for task in tasks}

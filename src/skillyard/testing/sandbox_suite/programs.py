@@ -6,12 +6,14 @@ import asyncio
 import json
 import ssl
 import time
+from contextlib import suppress
 
 from skillyard.domain.errors import SandboxGone
-from skillyard.domain.sandbox.spec import Argv
+from skillyard.domain.sandbox.spec import Argv, Guest, clear_request
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Ending, Outcome
-from skillyard.ports.sandbox import Process
+from skillyard.ports.sandbox import Process, Sandbox
+from skillyard.testing.attacks.processes import HOPS
 from skillyard.testing.sandbox_suite.check import Section, expect, expect_gone
 from skillyard.testing.sandbox_suite.ground import (
     ROOT,
@@ -334,6 +336,44 @@ async def sandbox_outlives_a_timeout(ground: Ground) -> None:
         expect(ending.outcome is Outcome.TIMEOUT, "a program that takes too long ends as timeout", ending)
         result = await run(sandbox, python("print(open('kept').read())"))
         expect(result.stdout == b"kept\n", "a program's timeout ends the program, not the sandbox", result)
+
+
+@endings.check("timeout")
+async def timeout_ends_processes_that_go_on_as_others(ground: Ground) -> None:
+    for way in ("below", "beyond"):
+        marker = fresh(way)
+        async with ground.sandbox() as sandbox:
+            timeout_s = 2.5 * ground.patience
+            program = python(f"{HOPS}\nbegin({way!r}, 'beats')\n{WAIT}", marker)
+            process = await start(sandbox, program, timeout_ms=int(timeout_s * 1000))
+            await until(process, b"ready")
+            ending = await _bounded(process, timeout_s)
+            expect(ending.outcome is Outcome.TIMEOUT, "a program that takes too long ends as timeout", ending)
+            expect(await _rests(sandbox, marker), "a deadline ends processes that go on as others", (way, ending))
+
+
+@endings.check()
+async def sandbox_that_was_cleared_has_no_processes_that_go_on_as_others(ground: Ground) -> None:
+    """Where something is left it says so: nobody gets the sandbox then."""
+    for way in ("below", "beyond"):
+        marker = fresh(way)
+        async with ground.sandbox() as sandbox:
+            result = await run(sandbox, python(f"{HOPS}\nbegin({way!r}, 'beats')", marker))
+            expect(result.ending.code == 0, "a program whose children go on as others ends by itself", result)
+            clears = await start(sandbox, Guest(clear_request(), alone=True))
+            told = await done(clears)
+            if b'"left":[]' in told.channel.replace(b" ", b""):
+                expect(await _rests(sandbox, marker), "a sandbox is clear when it says so", (way, told))
+
+
+async def _rests(sandbox: Sandbox, marker: str) -> bool:
+    """Returns whether nothing counts any more, in this sandbox or in what was left of it."""
+    look = "import time\nfound = [open('beats', 'rb').read(), time.sleep(0.3), open('beats', 'rb').read()]"
+    with suppress(SandboxGone):
+        told = await run(sandbox, python(f"{look}\nprint(found[0] == found[2])"))
+        if told.ending.outcome is not Outcome.LOST:
+            return told.stdout == b"True\n"
+    return not processes(marker)
 
 
 @endings.check()

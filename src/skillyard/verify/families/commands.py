@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.principal import Principal, Scope
 from skillyard.testing.attacks.attack import CONTAINED, Family, Judgement, Need, NotShown, broken, escaped
+from skillyard.testing.attacks.processes import HOPS
 from skillyard.verify.home import SECRET, SKILL, secret_value
 from skillyard.verify.site import Site
 
@@ -153,6 +155,34 @@ async def _secrets(site: Site) -> Judgement:
 COMMANDS.steps(
     "secrets", "Read the secret that the command's skill declares.", _secrets, needs=[Need.IN_PROCESS],
     invariants=(6,),
+)  # fmt: skip
+
+
+async def _hopping(site: Site) -> Judgement:
+    """Leaves them below a command that ends for its time, and behind another; a later one looks."""
+    for way, wait in (("below", "while True: time.sleep(9)"), ("beyond", "")):
+        asked = {"session_id": f"hopping-{uuid.uuid4().hex[:12]}", "workdir": "."}
+        program = f"{HOPS}\nbegin({way!r}, 'beats')\nprint('armed', flush=True)\n{wait}"
+        hops = {"command": 'python3 -I -c "$HOPS"', "env": {"HOPS": program}, "timeout_sec": 4 * site.patience}
+        left = await _call(site, {**asked, **hops})
+        # A command ends when all that it left is gone, and where nothing tells of that it lasts for its time.
+        if "armed" not in left["stdout"] or left["reason"] not in ("timeout", *(() if wait else ("exit",))):
+            return broken(f"{way}: {left['reason']}: {left['error_message'] or left['stderr']}"[:200])
+        try:
+            seen = (await _ran(site, _LOOK, **asked))["stdout"].split()
+        except SkillyardError:  # its session has ended, and all in it
+            continue
+        if len(set(seen)) > 1:
+            return escaped(f"{way}: it goes on beside the next command of its session")
+    return CONTAINED
+
+
+_LOOK = "for n in 1 2; do cat beats 2>/dev/null | od -An -tx8; sleep 0.4; done"
+"""Tells what they counted, twice. In a new session there is nothing."""
+
+COMMANDS.steps(
+    "hopping", "Go on as another process every few microseconds, past a command's deadline and its end.", _hopping,
+    needs=[Need.IN_PROCESS], invariants=(8,), alone=True,
 )  # fmt: skip
 
 
