@@ -180,10 +180,15 @@ class Init:
         for pid, name in list(self._running.items()):
             if name == id:
                 self._killed.add(pid)
-                self.kill_tree(pid)
+                # Where only kept programs are beside it, all but those end with it.
+                self.kill_tree(pid, beside=bool(self._running.keys() - {pid} - self._kept))
 
-    def kill_tree(self, leader: int) -> None:
-        _kill_tree(leader)
+    def kill_tree(self, leader: int, *, beside: bool) -> None:
+        """Kills a program's tree; other programs are ``beside`` it."""
+        if not beside:
+            _kill_tree(leader)  # what it does not find ends with the program
+        elif not kept.end_tree(leader):
+            end_all_others(self._tell_end)
 
     def _reap(self) -> None:
         while True:

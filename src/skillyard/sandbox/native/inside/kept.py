@@ -1,6 +1,6 @@
-"""Kept programs of a sandbox: which processes are theirs, and the end of all others.
+"""Programs beside each other in a sandbox: whose each process is, and the end of some.
 
-A process is a kept program's when the kernel's chain of parents leads from it to that program. The program is the
+A process is a program's when the kernel's chain of parents leads from it to that program. A kept one is the
 subreaper of its tree (PR_SET_CHILD_SUBREAPER(2const)), so its orphans stay below it. Nothing comes there from
 elsewhere: an orphan goes to a reaper above itself, and no call gives a process another parent.
 """
@@ -45,23 +45,52 @@ def stop_all_but(leaders: Collection[int]) -> frozenset[int]:
     """
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
-        try:
-            # It reaches all at once: no fork gets away from it (signal(7)). What stands still can be told apart.
-            os.kill(-1, signal.SIGSTOP)
-        except ProcessLookupError:
+        if not stop_all():
             return frozenset()
         seen = _look()
         spared = _below(leaders, seen.parents)
         others = seen.parents.keys() - spared
         if seen.calm and not others and not seen.moving:
             return spared
-        for pid in others:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        _kill(others)
         time.sleep(_PAUSE_S)
     return frozenset()
+
+
+def end_tree(leader: int) -> bool:
+    """Ends a program's tree while all stand still, and lets the others go on.
+
+    Returns False when they did not stand still in time: then nothing of the sandbox may be spared. The caller is pid 1.
+    """
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until and stop_all():
+        seen = _look()
+        if seen.calm and not seen.moving:
+            _kill(_below([leader], seen.parents))
+            go_on()
+            return True
+        time.sleep(_PAUSE_S)
+    return False
+
+
+def stop_all() -> bool:
+    """Stops all processes; returns whether there is any.
+
+    It reaches all at once: no fork gets away from it (signal(7)). Processes that stand still can be told apart.
+    """
+    try:
+        os.kill(-1, signal.SIGSTOP)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _kill(pids: Collection[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
 
 
 def go_on() -> None:

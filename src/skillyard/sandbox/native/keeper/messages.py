@@ -36,7 +36,7 @@ FORMS: tuple[Form, ...] = (
     {"failed": str, "why": str},
     {"ended": str, "status": int, "cpu": float, "rss": int},
     {"weighed": int},
-    {"end_tree": int},
+    {"end_tree": int, "beside": bool},
 )
 """The forms of an init's messages, told apart by the first fields. The last two are gVisor's and landlock's."""
 

@@ -133,11 +133,9 @@ class Init(init.Init):
         super().be_child(fds)
         self._bounds.enter()
 
-    def end_tree(self, id: str) -> None:
-        for pid, name in list(self._running.items()):
-            if name == id:
-                self._killed.add(pid)
-                _kill_tree(pid)
+    def kill_tree(self, leader: int, *, beside: bool) -> None:
+        # A hopper was seen to go on here after all were stopped. It ends with the last program of the sandbox.
+        _kill_tree(leader)
 
     def heard(self, message: dict[str, Any]) -> None:
         """Tells how full the disk is, which only gVisor's kernel knows."""

@@ -18,7 +18,7 @@ from skillyard.sandbox.native.keeper.account import Account, ProcessMeter, force
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.request import Shape, Show
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
-from skillyard.sandbox.native.keeper.watch.processes import children
+from skillyard.sandbox.native.keeper.watch.processes import below, children
 from skillyard.sandbox.native.linux import kernel
 
 GRACE_S = 2.0
@@ -106,7 +106,7 @@ class LandlockPlace:
 
     def told(self, sandbox: Sandbox, message: dict[str, Any]) -> bool:
         if "end_tree" in message:
-            _end_tree(sandbox.pid, message["end_tree"])
+            _end_tree(sandbox, message["end_tree"], beside=message["beside"])
         return "end_tree" in message
 
     def ending(self, status: int) -> dict[str, Any] | None:
@@ -139,13 +139,14 @@ def _force(sandbox: Sandbox) -> None:
         kernel.pidfd_kill(sandbox.pidfd)
 
 
-def _end_tree(init: int, leader: int) -> None:
+def _end_tree(sandbox: Sandbox, leader: int, *, beside: bool) -> None:
     """Kills a program's processes. Each is stopped before its children, so that none forks away.
 
     The leader's pid comes from init's message and must be a child of init; all other pids come from the kernel.
+    Where others are ``beside`` it, init has stopped all, and they go on.
     """
     seen: list[int] = []
-    queue = [leader] if leader in children(init) else []
+    queue = [leader] if leader in children(sandbox.pid) else []
     while queue:
         pid = queue.pop()
         if _signal(pid, signal.SIGSTOP):
@@ -153,6 +154,8 @@ def _end_tree(init: int, leader: int) -> None:
             queue.extend(children(pid))
     for pid in seen:
         _signal(pid, signal.SIGKILL)
+    for pid in below(sandbox.pid, sandbox.shape.pids) if beside else ():
+        _signal(pid, signal.SIGCONT)
 
 
 def _signal(pid: int, number: int) -> bool:

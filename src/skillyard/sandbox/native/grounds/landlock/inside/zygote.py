@@ -13,7 +13,7 @@ from typing import Any
 
 from skillyard.ipc import packets
 from skillyard.sandbox.native.grounds.landlock.inside import places, walls
-from skillyard.sandbox.native.inside import init
+from skillyard.sandbox.native.inside import init, kept
 from skillyard.sandbox.native.inside.plain import be_plain
 from skillyard.sandbox.native.inside.zygote import freeze, import_watched, serve
 from skillyard.sandbox.native.linux import kernel
@@ -46,9 +46,11 @@ class Init(init.Init):
     def place(self, path: str) -> str:
         return places.real(self._spec.root, path)
 
-    def kill_tree(self, leader: int) -> None:
-        # /proc is closed to us, so the keeper looks.
-        packets.send(self._control, {"end_tree": leader})
+    def kill_tree(self, leader: int, *, beside: bool) -> None:
+        # /proc is closed to us, so the keeper looks, and lets the others go on.
+        if beside:
+            kept.stop_all()
+        packets.send(self._control, {"end_tree": leader, "beside": beside})
 
     def be_child(self, fds: tuple[int, ...]) -> None:
         walls.confine_program(self._spec, self._reach)
