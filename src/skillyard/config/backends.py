@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr, ValidationInfo
@@ -100,6 +101,21 @@ class GvisorSettings(Section):
 def _image_name(name: str, info: ValidationInfo) -> str:
     if name and not is_name(name):
         raise InvalidInput(place(info), "must be the name or the digest of an image", shown(name))
+    return name
+
+
+def _domain(name: str, info: ValidationInfo) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9.-]{1,253}", name):
+        raise InvalidInput(
+            place(info), "must be a domain, such as e2b.app; leave out https:// and any path", shown(name)
+        )
+    return name
+
+
+def _host(name: str, info: ValidationInfo) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?", name):
+        rule = "must be a host and its port, such as localhost:8080; http or https is opensandbox.protocol"
+        raise InvalidInput(place(info), rule, shown(name))
     return name
 
 
@@ -208,13 +224,12 @@ class E2bSettings(Section):
     )
     api_key_secret: str = Field(
         default="E2B_API_KEY",
-        pattern=r"[A-Za-z_][A-Za-z0-9_]{0,127}",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$",
         description="Name of the secret that holds the provider's API key. It must be stored for the project "
         "`skillyard` and the skill `skillyard-e2b`, so that no run gets it; variables of the server are not asked.",
     )
-    domain: str = Field(
+    domain: Annotated[str, AfterValidator(_domain)] = Field(
         default="e2b.app",
-        pattern=r"[A-Za-z0-9.-]{1,253}",
         description="Domain of the provider: its API is `https://api.DOMAIN`.",
     )
     api_url: str = Field(default="", description="Address of a self-hosted API, in place of that of the domain.")
@@ -239,9 +254,8 @@ class OpenSandboxSettings(Section):
 
     model_config = ConfigDict(title="opensandbox")
 
-    domain: str = Field(
+    domain: Annotated[str, AfterValidator(_host)] = Field(
         default="localhost:8080",
-        pattern=r"^[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?$",
         description="Host and port of the lifecycle server.",
     )
     protocol: Literal["http", "https"] = Field(

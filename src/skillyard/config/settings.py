@@ -38,7 +38,18 @@ from skillyard.sandbox.registry import BACKENDS, choices, nature
 
 PREFIX = "SKILLYARD_"
 """The start of the names of variables that are settings."""
-_OF_TYPES = {"tuple_type": 'must be a list, such as ["a", "b"]', "bool_parsing": "must be true or false"}
+_OF_TYPES = {
+    "tuple_type": 'must be a list, such as ["a", "b"]',
+    "bool_parsing": "must be true or false",
+    "int_parsing": "must be a whole number",
+    "float_parsing": "must be a number",
+    "string_pattern_mismatch": "must match {pattern}",
+    "literal_error": "must be {expected}",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+}
 """Our words in place of pydantic's, by its types of errors: nobody writes a tuple in TOML."""
 
 _NARROWED = "native"
@@ -153,7 +164,7 @@ def _check_isolations(settings: Settings) -> None:
     ):
         if not names <= set(choices()):
             *first, last = map(repr, choices())
-            raise InvalidInput(f"policy.{field}", f"Input should be {', '.join(first)} or {last}")
+            raise InvalidInput(f"policy.{field}", f"must be {', '.join(first)} or {last}")
         if settings.sandbox.read_only and (others := sorted(names - {_NARROWED})):
             rule = f"would not hold for '{others[0]}', which policy.{field} names; only '{_NARROWED}' can do it"
             name = "tmpfs" if settings.sandbox.workspace_access == "rw" else "workspace_access"
@@ -231,7 +242,8 @@ def explained(settings: type[BaseModel], error: ValidationError) -> InvalidInput
     first = error.errors(include_input=False, include_url=False)[0]
     name = ".".join(str(part) for part in first["loc"]) or "settings"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    said = _OF_TYPES.get(first["type"], first["msg"])
+    rule = {name: f"{it:g}" if isinstance(it, float) else it for name, it in first.get("ctx", {}).items()}
+    said = _OF_TYPES[first["type"]].format(**rule) if first["type"] in _OF_TYPES else first["msg"]
     if first["type"] == "extra_forbidden":
         said = f"is not a setting; known are {', '.join(_known(settings, first['loc']))}"
     return InvalidInput(name, f"{said}{more}")

@@ -198,7 +198,8 @@ class _Process:
         for stronger in backends.passed_over:
             logger.warning("the stronger isolation '%s' was passed over: %s", stronger.name, stronger.refusal)
         if not offer.probe.ready:
-            logger.warning("%s; it is tried again", offer.refusal)
+            why = offer.probe.away and f"the backend '{offer.name}' is away: {offer.probe.away}"
+            logger.warning("%s; it is tried again", why or offer.refusal)
         elif offer.name != backends.strongest:
             missing = ", ".join(name for name, p in offer.probe.protections.items() if p.level is Level.MISSING)
             logger.warning("runs are isolated by '%s'; missing here: %s", offer.name, missing or "nothing")

@@ -190,7 +190,7 @@ async def test_what_cannot_be_built_is_named(engine: tuple[Docker, OciSettings])
         (base, f"sha256:{'0' * 64}", "python"): "must be a name, not a digest",
         ("skillyard-tests/onbuild:1", tag, "python"): "must have no ONBUILD steps",
         ("skillyard-tests/volumes:1", tag, "python"): "must declare no volumes",
-        (base, tag, "javascript"): "the base has no node, and it could not be installed",
+        (base, tag, "javascript"): "the base has no node, and it could not be installed; name a base that has it",
     }.items():
         with pytest.raises(SkillyardError, match=why):
             await build(client, *wanted[:2], wanted[2:], settings.uid, offline=True)

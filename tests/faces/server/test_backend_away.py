@@ -87,6 +87,14 @@ def test_what_an_earlier_server_left_is_settled_when_the_engine_is_back(tmp_path
             until(lambda: docker("ps", "-aq").stdout == "")
 
 
+def test_its_log_says_why_an_engine_is_away(tmp_path: Path) -> None:
+    """Without an engine: callers hear that it is away, and the operator reads the reason at once."""
+    settings = OciSettings(socket=str(tmp_path / "none.sock"), image="skillyard-tests/none:1")
+    with _server(tmp_path, settings) as server:
+        assert readiness(server)[0] == 503
+        assert f"the backend 'oci' is away: the container engine at {settings.socket}" in server.log()
+
+
 def _server(tmp_path: Path, settings: OciSettings) -> Server:
     return Server(
         tmp_path / "data",

@@ -136,7 +136,7 @@ def test_a_key_of_the_provider_is_refused_in_a_file(file: Path) -> None:
         ("[tools.other]\nreuse = 1", "tools.other: is not a setting; known are e2b"),
         ("[srt.network]\nallowed = []", "srt.network.allowed: is not a setting; known are allowed_domains"),
         ("srt = 1", "srt: must be a table"),
-        ("[skills]\ntimeout_sec_max = 0", "commands.max_timeout_s .skills.timeout_sec_max.: Input should be greater"),
+        ("[skills]\ntimeout_sec_max = 0", "commands.max_timeout_s .skills.timeout_sec_max.: must be above 0"),
         ('[srt.network]\nallowed_domains = "a.com"', "srt.network.allowed_domains: must be a list of names"),
     ],
 )

@@ -71,7 +71,13 @@ def test_skills_dirs_are_split_like_a_path(monkeypatch: pytest.MonkeyPatch) -> N
     [
         ("nonsense = 1", "nonsense: is not a setting; known are data_dir, "),
         ("[limits]\ntimeout = 1", "limits.timeout: is not a setting; known are timeout_ms, "),
-        ("[limits]\nmemory_mb = 1", "limits.memory_mb: .*greater than or equal to 16"),
+        ("[limits]\nmemory_mb = 1", "limits.memory_mb: must be at least 16$"),
+        ("[oci]\nready = 257", "oci.ready: must be at most 256$"),
+        ("[oci]\nuid = 'x'", "oci.uid: must be a whole number$"),
+        ('[microvm]\naccel = "hvf"', "microvm.accel: must be 'auto', 'kvm' or 'tcg'$"),
+        ('[e2b]\ndomain = "https://e2b.app"', "e2b.domain: must be a domain, .* leave out https://"),
+        ('[e2b]\napi_key_secret = "a b"', "e2b.api_key_secret: "),
+        ('[opensandbox]\ndomain = "http://localhost:8080"', "opensandbox.domain: must be a host and its port, "),
         ("[limits]\nmemory_mb = 9000", "limits.memory_mb: must be from 16 to 8192"),
         ('[policy]\nallow_degraded = ["seccom"]', "policy.allow_degraded: .*unknown protections seccom"),
         ("[limits", "cannot be read as TOML"),
@@ -82,7 +88,7 @@ def test_skills_dirs_are_split_like_a_path(monkeypatch: pytest.MonkeyPatch) -> N
         ("[environments.x]\npreload = true", "environments.x.preload"),
         (
             '[policy]\nisolation = "docker"',
-            "policy.isolation: Input should be 'native', 'gvisor', 'landlock', 'oci', "
+            "policy.isolation: must be 'native', 'gvisor', 'landlock', 'oci', "
             "'microvm', 'srt', 'e2b', 'opensandbox' or "
             "'auto'",
         ),
@@ -184,7 +190,7 @@ def test_by_default_what_skills_declare_and_nothing_for_code() -> None:
         ('hosts = {db = "10.0.0"}', "network.hosts.db: must be IPv4 or IPv6 addresses"),
         ("hosts = {db = []}", "network.hosts.db: must be an address or a list"),
         ('ca_file = "/nonexistent/ca.pem"', "network.ca_file: there is no file"),
-        ("limits = {idle_s = 0}", "network.limits.idle_s: Input should be greater than 0"),
+        ("limits = {idle_s = 0}", "network.limits.idle_s: must be above 0"),
         (
             "bandwidth = 1",
             "network.bandwidth: is not a setting; known are rules, open, run_code, hosts, nat64, ca_file, limits",

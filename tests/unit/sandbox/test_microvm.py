@@ -242,6 +242,8 @@ def test_nothing_else_is_replaced_by_an_image(tmp_path: Path) -> None:
         build_image(tmp_path, None, (), print)
     with pytest.raises(InvalidInput, match="--package"):
         build_image(tmp_path / "new", tmp_path, ("jq",), print)
+    with pytest.raises(InvalidInput, match="--from: must be a directory with a root, or a tar archive"):
+        build_image(tmp_path / "new", tmp_path / "mine", (), pytest.fail)
     assert (tmp_path / "mine").read_text() == "precious"
 
 

@@ -57,6 +57,8 @@ def build_image(
         raise BuildFailed("images of machines are made for x86_64 only")
     if output.exists() and not (output / MANIFEST).exists() and any(output.iterdir()):
         raise InvalidInput("--output", "must be a new directory, or an image that was built before", shown(str(output)))
+    if source is not None and not (source.is_dir() or (source.is_file() and tarfile.is_tarfile(source))):
+        raise InvalidInput("--from", "must be a directory with a root, or a tar archive of one", shown(str(source)))
     if source is not None and packages:
         raise InvalidInput("--package", "is for a root made of packages; leave out --from, or this")
     for tool in ("apt-get", "dpkg-deb", "mksquashfs"):
@@ -163,24 +165,13 @@ def _certificates(root: Path) -> None:
 
 
 def _given(source: Path, root: Path) -> None:
-    """Copies a root that is given. Raises InvalidInput."""
+    """Copies a root that is given: a directory, or a tar archive of one."""
     if source.is_dir():
         _run("cp", "-a", "--reflink=auto", f"{source}/.", str(root))
-    elif source.is_file() and tarfile.is_tarfile(source):
-        root.mkdir()
-        _run(
-            "tar",
-            "-x",
-            "-f",
-            str(source),
-            "-C",
-            str(root),
-            "--exclude=dev/*",
-            "--no-same-owner",
-            "--delay-directory-restore",
-        )
-    else:
-        raise InvalidInput("--from", "must be a directory with a root, or a tar archive of one", shown(str(source)))
+        return
+    root.mkdir()
+    into = ("-x", "-f", str(source), "-C", str(root))
+    _run("tar", *into, "--exclude=dev/*", "--no-same-owner", "--delay-directory-restore")
 
 
 def _finish(root: Path) -> str:

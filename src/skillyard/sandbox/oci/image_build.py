@@ -25,6 +25,11 @@ PROGRAMS = {
 }
 """The programs that each language needs, with the packages that have them. ``python3`` runs the agent of all."""
 _SAID = "skillyard: "
+_MENDS = {
+    True: "name a base that has it with --from, or build with a network (without --offline)",
+    False: "name a base that the engine has with --from; with --offline nothing is fetched",
+}
+"""What helps where a build failed, by whether it was offline."""
 _MOST_ZONES = 16 << 20
 _NOT_ZONES = ("posix", "right", "posixrules", "localtime")
 
@@ -80,7 +85,9 @@ async def build(engine: Engine, base: str, tag: str, languages: Sequence[str], u
             if isinstance(text, str):
                 notes += [line.removeprefix(_SAID) for line in text.splitlines() if line.startswith(_SAID)]
             if said := told.get("error"):
-                raise SandboxFault(f"the image was not built: {'; '.join(notes) or str(said)[:1000]}")
+                raise SandboxFault(
+                    f"the image was not built: {'; '.join(notes) or str(said)[:1000]}; {_MENDS[offline]}"
+                )
     made = await engine.call("GET", f"/images/{tag}/json")
     return Built(tag, f"sha256:{str(made['Id']).removeprefix('sha256:')}", tuple(notes))
 
