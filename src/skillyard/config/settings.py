@@ -44,6 +44,7 @@ _OF_TYPES = {
     "int_parsing": "must be a whole number",
     "float_parsing": "must be a number",
     "string_pattern_mismatch": "must match {pattern}",
+    "value_error": "{error}",
     "literal_error": "must be {expected}",
     "greater_than": "must be above {gt}",
     "greater_than_equal": "must be at least {ge}",

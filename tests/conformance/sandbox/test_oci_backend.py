@@ -131,6 +131,19 @@ async def test_an_image_that_the_engine_lacks_is_named(ground: Ground, tmp_path:
     assert "nobody/none:1" in probe.facts["why"]
 
 
+async def test_an_image_of_one_language_that_is_not_there_is_named_and_stops_no_other(
+    ground: Ground, tmp_path: Path
+) -> None:
+    settings = vars(ground.backend)["_settings"].model_copy(update={"images": {"javascript": "nobody/none:1"}})
+    backend = OciBackend(tmp_path, settings)
+    probe = await backend.probe()
+    assert probe.ready, probe.facts
+    assert "nobody/none:1 cannot be used: image: the engine has none of that name" in probe.facts["image_javascript"]
+    with pytest.raises(InvalidInput, match="none of that name"):
+        await backend.create(SandboxSpec(language="javascript", allow_degraded=WITHOUT), "one")
+    await backend.close()
+
+
 HOSTILE = """
 FROM {base}
 ENV LD_PRELOAD=/nowhere.so PYTHONSTARTUP=/x BASH_ENV=/x SKILLYARD_AGENT={{}} A=b

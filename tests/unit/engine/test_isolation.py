@@ -213,6 +213,13 @@ async def test_a_demand_is_not_excused_by_the_nature_of_a_backend(rig: Rig) -> N
         await rig.run()
 
 
+async def test_what_policy_demands_of_every_run_leads_to_no_other_isolation(rig: Rig) -> None:
+    await engine_over(rig, named("native"), with_kernel("gvisor"), **BOTH, demand=frozenset({OWN_KERNEL}))
+    with pytest.raises(ProtectionMissing, match=r"own_kernel .the host's kernel answers programs; choose an isolation"):
+        await rig.run()
+    assert (await rig.run(isolation="gvisor"))["isolation"] == "gvisor"
+
+
 async def test_a_sandbox_without_what_policy_demands_of_it_is_refused(rig: Rig) -> None:
     gvisor = with_kernel("gvisor")
     await engine_over(rig, gvisor, isolation="gvisor", demand=frozenset({OWN_KERNEL}))

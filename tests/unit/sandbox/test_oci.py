@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import tomllib
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from skillyard.config.backends import OciSettings
 from skillyard.domain.errors import BackendAway
 from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.guarantees import Level
@@ -19,6 +21,7 @@ from skillyard.domain.sandbox.spec import EnvironmentRef, Mount, Owner, SandboxS
 from skillyard.domain.work.limits import Limits
 from skillyard.sandbox.native.linux.seccomp import ALLOWED, BUILDING
 from skillyard.sandbox.oci import calls, container
+from skillyard.sandbox.oci.backend import OciBackend
 from skillyard.sandbox.oci.container import Image, Surroundings
 from skillyard.sandbox.oci.engine import Demultiplexed, Engine
 from skillyard.sandbox.oci.image_build import Built, usual_tag
@@ -189,3 +192,18 @@ def test_podman_gets_what_it_takes() -> None:
     assert all("uid=" not in options and "size=" in options for options in host["Tmpfs"].values())
     assert host["Tmpfs"]["/var/tmp"].startswith("ro,")  # it is writable and without a bound otherwise
     assert {limit["Name"] for limit in host["Ulimits"]} == {"nofile", "nproc"}
+
+
+@pytest.mark.ordinary
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may open every socket")
+async def test_a_socket_that_may_not_be_opened_is_told_apart_from_one_that_is_not_there(tmp_path: Path) -> None:
+    there = tmp_path / "engine.sock"
+    server = await asyncio.start_unix_server(lambda _, writer: writer.close(), there)
+    there.chmod(0)
+    for place, mend in ((there, "let the server's user open it"), (tmp_path / "none.sock", "start Docker")):
+        backend = OciBackend(tmp_path / "state", OciSettings(socket=str(place), image="x:1"))
+        probe = await backend.probe()
+        assert mend in probe.facts["why"]
+        assert probe.away
+        await backend.close()
+    server.close()

@@ -138,6 +138,9 @@ class Guarantee:
 
 
 _SILENT = Protection(Level.MISSING, why="the backend does not offer it")
+_SHARED = Protection(
+    Level.MISSING, why="the host's kernel answers programs", mend="choose an isolation that has one: doctor --all"
+)
 _STRENGTH = (Level.MISSING, Level.PROVIDER, Level.SUPERVISED, Level.KERNEL)
 
 
@@ -223,7 +226,7 @@ class Demand:
     def _short(self, offered: Mapping[str, Protection]) -> Iterator[tuple[str, str]]:
         """Each name that falls short, and why."""
         for name in self._asked(offered):
-            have = offered.get(name, _SILENT)
+            have = offered.get(name, _SHARED if name == OWN_KERNEL else _SILENT)
             if have.level is Level.MISSING:
                 yield name, (have.why or "not available") + (f"; {have.mend}" if have.mend else "")
             elif have.level is not Level.KERNEL and self._of_the_kernel(name):

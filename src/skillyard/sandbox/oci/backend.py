@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import re
 import secrets
 import time
@@ -50,6 +51,7 @@ _AGAIN_S = 0.2
 _MISSING = 404
 _ENDED = ("exited", "dead")
 _SOCKET_MEND = "start Docker, or Podman's 'podman system service', and set oci.socket"
+_RIGHT_MEND = "let the server's user open it (with Docker the group docker, which has root's rights), or set oci.socket"
 _IMAGE_MEND = "name one in oci.image that the engine has, with python3 (docs/oci.md)"
 
 
@@ -105,13 +107,22 @@ class OciBackend:
             image = await self._image(self._settings.image)
             facts |= {"image_id": image.id, "content": await self._volumes.look()}
             for language, name in sorted(self._settings.images.items()):
-                facts[f"image_{language}"] = f"{name} {(await self._image(name)).id}"
+                facts[f"image_{language}"] = f"{name} {await self._told_of(name)}"
             mend = ""
             return (await self._known(image, facts))[2]
         except BackendAway as away:
-            return absent(away.message, facts, _SOCKET_MEND, away=True)
+            closed = Path(self._settings.socket).exists() and not os.access(self._settings.socket, os.W_OK)
+            return absent(away.message, facts, _RIGHT_MEND if closed else _SOCKET_MEND, away=True)
         except SkillyardError as error:
             return absent(error.message, facts, mend)
+
+    async def _told_of(self, name: str) -> str:
+        """Returns the id of a language's image, or why the runs of that language get none. Raises BackendAway."""
+        try:
+            return (await self._image(name)).id
+        except InvalidInput as error:
+            self._named.pop(name, None)  # nobody has to look whether it means another one
+            return f"cannot be used: {error.message}"
 
     async def _known(self, image: Image, facts: Mapping[str, str]) -> tuple[Image, Mapping[str, Any], Probe]:
         """Returns an image with what is in force in its containers. Raises SkillyardError."""

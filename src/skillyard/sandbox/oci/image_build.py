@@ -29,7 +29,7 @@ _MENDS = {
     True: "name a base that has it with --from, or build with a network (without --offline)",
     False: "name a base that the engine has with --from; with --offline nothing is fetched",
 }
-"""What helps where a build failed, by whether it was offline."""
+"""The remedies of a build that failed, by whether it was offline."""
 _MOST_ZONES = 16 << 20
 _NOT_ZONES = ("posix", "right", "posixrules", "localtime")
 
