@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import tomllib
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,71 @@ async def test_a_closed_engine_has_done_its_work_and_opens_nothing(tmp_path: Pat
         with pytest.raises(BackendAway, match="was let go of"):
             await engine.call("GET", "/info")
     assert removing.cancelled()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+SPACES = b"40000\r\n" + b" " * 0x40000 + b"\r\n"
+SICK = {
+    "endless": (CHUNKED, SPACES, "longer than 32 MiB"),
+    "an endless error": (CHUNKED.replace(b"200 OK", b"500 No"), SPACES, "longer than 32 MiB"),
+    "packed": (HEAD + b"Content-Encoding: gzip\r\nContent-Length: 40\r\n\r\n" + gzip.compress(bytes(5000)), b"", "in"),
+    "too deep": (HEAD + b"Content-Length: 40000\r\n\r\n" + b"[" * 40000, b"", "in another form: it is nested too deep"),
+    "not JSON": (HEAD + b"Content-Length: 3\r\n\r\nyes", b"", "in another form: it is not JSON"),
+}
+
+
+@pytest.mark.parametrize("kind", SICK)
+async def test_an_engine_that_answers_sickly_is_away(kind: str, tmp_path: Path) -> None:
+    first, more, why = SICK[kind]
+    async with _engine(tmp_path / "engine.sock", first, more) as engine:
+        with pytest.raises(BackendAway, match=why):
+            await engine.call("GET", "/info")
+
+
+async def test_a_build_that_says_one_endless_line_is_given_up(tmp_path: Path) -> None:
+    async with _engine(tmp_path / "engine.sock", CHUNKED, SPACES) as engine:
+        with pytest.raises(BackendAway, match="a line of its answer is longer than 1 MiB"):
+            async with aclosing(engine.stream("/build", b"", "application/x-tar", {})) as told:
+                await anext(told)
+
+
+async def test_an_answer_that_comes_a_byte_at_a_time_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skillyard.sandbox.oci.engine.CALL_S", 0.3)
+    async with _engine(tmp_path / "engine.sock", CHUNKED, b"1\r\n \r\n", pause_s=0.01) as engine, asyncio.timeout(30):
+        with pytest.raises(BackendAway, match="does not answer"):
+            await engine.call("GET", "/info")
+
+
+@asynccontextmanager
+async def _engine(path: Path, first: bytes, more: bytes, pause_s: float = 0) -> AsyncIterator[Engine]:
+    """An engine that answers all but its version with ``first``, and with ``more`` for as long as somebody reads."""
+    version, answering = b'{"ApiVersion": "1.41"}', list[asyncio.Task[Any] | None]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering.append(asyncio.current_task())
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while b"/version" in await reader.readuntil(b"\r\n\r\n"):
+                writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(version) + version)
+            writer.write(first)
+            while more:
+                writer.write(more)
+                await writer.drain()
+                await asyncio.sleep(pause_s)
+            await reader.read()
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    async with await asyncio.start_unix_server(answer, path):
+        engine = Engine(str(path))
+        try:
+            yield engine
+        finally:
+            await engine.close()
+            await asyncio.gather(*filter(None, answering))
 
 
 def test_a_container_is_closed_on_every_side() -> None:

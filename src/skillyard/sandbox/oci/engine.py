@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from skillyard.domain.errors import BackendAway, SandboxFault
+from skillyard.domain.foreign_json import BadJson, parse_json
 
 if TYPE_CHECKING:
     import httpx2
@@ -27,6 +28,8 @@ _MISSING = 404
 _PASSING = (409, 500)
 _MOST_SAID = 500
 _MOST_HEAD = 64 * 1024
+_MOST_ANSWER, _MOST_LINE = 32 << 20, 1 << 20
+"""Bytes of an answer, as a list of all containers, and of a line of a build."""
 _READ = 256 * 1024
 _HEADER = 8
 
@@ -81,9 +84,9 @@ class Engine:
         try:
             async with asked as answer:
                 if not answer.is_success:
-                    raise EngineRefused(answer.status_code, _said(await answer.aread()))
-                async for line in answer.aiter_lines():
-                    if line.strip() and isinstance(told := json.loads(line), dict):
+                    raise EngineRefused(answer.status_code, _said(await _body(answer)))
+                async for line in _lines(answer):
+                    if line.strip() and isinstance(told := parse_json(line), dict):
                         yield told
         except (httpx2.HTTPError, ValueError) as error:
             raise BackendAway(f"the container engine at {self.socket} ended its answer: {_why(error)}") from None
@@ -96,19 +99,28 @@ class Engine:
         if self._client is None:
             transport = httpx2.AsyncHTTPTransport(uds=self.socket)
             limits = httpx2.Timeout(CALL_S, connect=CONNECT_S)
-            self._client = httpx2.AsyncClient(transport=transport, base_url="http://engine", timeout=limits)
+            # An answer that is packed could be a thousand times as large as the bytes that come.
+            plain = {"Accept-Encoding": "identity"}
+            self._client = httpx2.AsyncClient(
+                transport=transport, base_url="http://engine", timeout=limits, headers=plain
+            )
         return self._client
 
     async def _ask(self, method: str, path: str, body: object = None, **params: str | int) -> Any:
         import httpx2
 
+        asked = self._opened().stream(method, path, json=body, params=params)
         try:
-            answer = await self._opened().request(method, path, json=body, params=params)
-        except httpx2.HTTPError as error:
+            async with asyncio.timeout(CALL_S), asked as answer:
+                content = await _body(answer)
+        except (httpx2.HTTPError, TimeoutError, ValueError) as error:
             raise BackendAway(f"the container engine at {self.socket} does not answer: {_why(error)}") from None
-        if answer.is_success or answer.status_code == 304:
-            return answer.json() if answer.content and "json" in answer.headers.get("content-type", "") else None
-        raise EngineRefused(answer.status_code, _said(answer.content))
+        if not answer.is_success and answer.status_code != 304:
+            raise EngineRefused(answer.status_code, _said(content))
+        try:
+            return parse_json(content) if content and "json" in answer.headers.get("content-type", "") else None
+        except BadJson as bad:
+            raise BackendAway(f"the container engine at {self.socket} answers in another form: {bad}") from None
 
     async def hijack(self, path: str, body: object = None) -> tuple[Demultiplexed, asyncio.StreamWriter]:
         """Begins a stream that takes the connection over. Raises EngineRefused, BackendAway."""
@@ -228,9 +240,33 @@ async def _upgrade(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, p
             if status == 200:  # engines that answer without the word Upgrade
                 return bytes(connection.trailing_data[0])
         elif isinstance(got, h11.Data):
-            said += bytes(got.data)[:_MOST_SAID]
+            said = (said + bytes(got.data))[:_MOST_SAID]
         else:
             raise EngineRefused(status, _said(said))
+
+
+async def _body(answer: httpx2.Response) -> bytes:
+    """Returns the body as it came. Raises ValueError for one that is longer than any of an engine's."""
+    body = bytearray()
+    async for piece in answer.aiter_raw(_READ):
+        body += piece
+        if len(body) > _MOST_ANSWER:
+            raise ValueError(f"its answer is longer than {_MOST_ANSWER >> 20} MiB")
+    return bytes(body)
+
+
+async def _lines(answer: httpx2.Response) -> AsyncIterator[bytes]:
+    """Yields the lines of a body. Raises ValueError for one that is too long."""
+    rest = bytearray()
+    async for piece in answer.aiter_raw(_READ):
+        rest += piece
+        *lines, last = rest.split(b"\n")
+        rest = bytearray(last)
+        if len(rest) > _MOST_LINE:
+            raise ValueError(f"a line of its answer is longer than {_MOST_LINE >> 20} MiB")
+        for line in lines:
+            yield bytes(line)
+    yield bytes(rest)
 
 
 def _said(content: bytes) -> str:
