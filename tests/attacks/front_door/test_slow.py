@@ -149,6 +149,43 @@ def test_connections_beyond_the_limit_keep_nobody_out(door: Door) -> None:
     until(lambda: descriptors(door) <= before + 2)
 
 
+def test_who_finds_no_room_hears_so_once_it_has_asked(door: Door) -> None:
+    """What came to a connection that had been closed would reset it, and its client see no answer."""
+    before = descriptors(door)
+    fields = ("Content-Length: 100", "Content-Type: application/json", "Expect: 100-continue")
+    with held(door, MAX_CONNECTIONS, door.head("POST /rpc", *fields)) as first:
+        assert {sock.recv(4096) for sock in first} == {b"HTTP/1.1 100 Continue\r\n\r\n"}, "all are at work"
+        with held(door, 100, b"") as late:
+            assert not any(map(_answered, late[:64])), "nobody is answered before"
+            assert {_told(sock) for sock in late[64:]} == {b""}, "those beyond are cut, as there is no end of them"
+            assert not any(map(_answered, late[:64]))
+            told = {_told(sock, *door.head("GET /healthz").partition(b"\r\n")) for sock in late[:64]}
+        assert {said.split(b"\r\n")[0] for said in told} == {b"HTTP/1.1 503 Service Unavailable"}
+    until(lambda: served(door) < ENOUGH_S)
+    until(lambda: descriptors(door) <= before + 2)
+
+
+def _answered(sock: socket.socket) -> bool:
+    sock.settimeout(0)
+    try:
+        sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    finally:
+        sock.settimeout(ENOUGH_S)
+    return True
+
+
+def _told(sock: socket.socket, *parts: bytes) -> bytes:
+    """Returns the answer to the parts of a request; empty where the connection was cut."""
+    try:
+        for part in parts:
+            sock.sendall(part)
+        return sock.recv(4096)
+    except ConnectionError:
+        return b""
+
+
 def test_connections_that_are_reset_leave_nothing(door: Door) -> None:
     before = descriptors(door)
     at_once = struct.pack("ii", 1, 0)  # SO_LINGER of zero: close sends a reset, socket(7)

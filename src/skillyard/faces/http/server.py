@@ -38,6 +38,8 @@ SWITCH = "skillyard.switch"
 MAX_CONNECTIONS = min(1000, getrlimit(RLIMIT_NOFILE)[0] // 2)
 """Half of the descriptors that we may have, so that the rest of the server can always open a file."""
 
+_PARTING = 64
+"""Connections beyond all that stay for a moment, to hear that there was no room."""
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
@@ -45,7 +47,9 @@ class Connection(H11Protocol):
     """A connection with its deadlines.
 
     ``since`` is the time at which it last began to wait for its client to send a head or to take the rest of an answer;
-    ``stalled`` is the time at which the client stopped reading an answer, None while it reads.
+    ``stalled`` is the time at which the client stopped reading an answer, None while it reads. ``refused`` is one that
+    had no room. It is ``told`` so once it asks, and what else it says is passed over: data that comes to a closed
+    connection resets it, and its client may never read the answer.
     """
 
     def __init__(
@@ -58,16 +62,26 @@ class Connection(H11Protocol):
         super().__init__(config, server_state, app_state, _loop)
         self.since = self.loop.time()
         self.stalled: float | None = None
+        self.refused = self.told = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.transport = cast("asyncio.Transport", _Joining(transport, self.loop))
-        if len(self.connections) > MAX_CONNECTIONS and not _make_room(_all(self.server_state), self):
-            transport.write(_FULL)
-            transport.close()
+        if len(self.connections) > MAX_CONNECTIONS:
+            everybody = _all(self.server_state)
+            parting = sum(one.refused for one in everybody)
+            self.refused = len(everybody) - parting > MAX_CONNECTIONS and not _make_room(everybody, self)
+            if self.refused and parting >= _PARTING:
+                transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
+            return
+        if self.refused:
+            if not self.told:
+                self.told = True
+                self.transport.write(_FULL)
+                cast("_Joining", self.transport).itself().write_eof()
             return
         super().data_received(data)
         self._keep_listening()
@@ -79,7 +93,7 @@ class Connection(H11Protocol):
 
     def overdue(self, now: float) -> bool:
         """Returns whether its client has kept us waiting for too long."""
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self.refused:
             return now - self.since > CLOSE_PATIENCE_S
         if self.stalled is not None and now - self.stalled > READ_PATIENCE_S:
             return True
@@ -250,7 +264,8 @@ def _all(state: ServerState) -> set[Connection]:
 
 def _make_room(connections: Iterable[Connection], newcomer: Connection) -> bool:
     """Cuts the connection that has waited longest without a request; False when all are at work."""
-    idle = [c for c in connections if c is not newcomer and c.waits_for_head and not c.transport.is_closing()]
+    others = (c for c in connections if c is not newcomer and not c.refused)
+    idle = [c for c in others if c.waits_for_head and not c.transport.is_closing()]
     if not idle:
         return False
     min(idle, key=lambda connection: connection.since).transport.abort()
