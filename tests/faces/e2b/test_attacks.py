@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import http.client
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -15,6 +17,8 @@ from e2b import Sandbox, SandboxNotFoundException
 from e2b.exceptions import SandboxException, SandboxUnreachableException
 
 from skillyard.domain.principal import Scope
+from skillyard.faces.http.server import MAX_CONNECTIONS
+from tests import waiting
 from tests.faces.e2b.conftest import Yard
 
 Until = Callable[[Callable[[], object]], None]
@@ -365,6 +369,48 @@ def test_one_who_floods_leaves_room_for_others(yard: Yard, mallory: str) -> None
     finally:
         for each in made:
             each.kill()
+
+
+def test_streams_of_one_principal_leave_connections_for_others(yard: Yard, mallory: str) -> None:
+    """Each holds a connection for as long as its client likes, and a server has so many for everybody."""
+    most = MAX_CONNECTIONS // 4
+    made = Sandbox.create(timeout=300, **yard.opts_of(yard.token_of("stayer")))
+    try:
+        program = made.commands.run("cat", background=True, stdin=True, timeout=0)
+        with ExitStack() as stack:
+            streams = [stack.enter_context(_stream(yard, made, program.pid)) for _ in range(most - 1)]
+            assert {stream.getresponse().status for stream in streams} == {200}
+            for stay in (lambda: made.commands.connect(program.pid), lambda: made.commands.run("true")):
+                with pytest.raises(SandboxException, match=f"one principal has at most {most} of them open"):
+                    stay()
+            assert made.commands.list(), "what does not stay is answered"
+            other = Sandbox.create(timeout=60, **yard.opts_of(mallory))
+            assert other.commands.run("echo lives").stdout == "lives\n"
+            assert other.kill()
+        assert waiting.until(lambda: _ran(made), 30.0) == "again\n"
+    finally:
+        made.kill()
+
+
+@contextmanager
+def _stream(yard: Yard, sandbox: Any, pid: int) -> Iterator[http.client.HTTPConnection]:
+    """A client that is connected to a program."""
+    connection = http.client.HTTPConnection(host_of(yard), timeout=60)
+    message = json.dumps({"process": {"pid": pid}}).encode()
+    headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "X-Access-Token": sandbox._envd_access_token}
+    headers["Content-Type"] = "application/connect+json"
+    connection.request("POST", "/process.Process/Connect", b"\0" + len(message).to_bytes(4) + message, headers)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _ran(sandbox: Any) -> str:
+    try:
+        return str(sandbox.commands.run("echo again").stdout)
+    except SandboxException:
+        return ""
 
 
 def test_a_full_store_of_files_harms_its_own_sandbox_alone(yard: Yard, sandbox: Any) -> None:

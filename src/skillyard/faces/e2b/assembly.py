@@ -28,6 +28,7 @@ from skillyard.faces.http.guard import Authenticator, Hosts, check_head, is_name
 from skillyard.faces.http.lifecycle import Lifecycle as ServerLife
 from skillyard.faces.http.replies import Count, Edge
 from skillyard.faces.http.request import ByteBudget
+from skillyard.faces.http.server import MAX_CONNECTIONS
 from skillyard.faces.http.services.endpoint import Passes
 from skillyard.faces.http.services.revocation import Still
 from skillyard.runtime import Runtime
@@ -68,7 +69,8 @@ class E2bFace:
             environments=lambda: settings.environments,
             look=look,
         )
-        intake = Intake(settings.server.body_bytes, ByteBudget(8 * settings.server.body_bytes))
+        body = settings.server.body_bytes
+        intake = Intake(body, ByteBudget(8 * body), MAX_CONNECTIONS // 4)
         code = Code(access, daemon, lambda: runtime.app.sandboxes, life)
         e2b = E2b(access, lifecycle, {ENVD_PORT: envd, CODE_PORT: code}, intake, life, settings.services.domain)
         self._guard = _Guard(e2b, hosts, settings.services.domain)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -11,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from skillyard.domain.errors import InvalidInput, shape, shown
 from skillyard.domain.foreign_json import BadJson, parse_json
+from skillyard.faces.e2b.errors import EXHAUSTED, RpcRefusal
 from skillyard.faces.http import request
 from skillyard.faces.http.errors import BadRequest
 
@@ -19,10 +22,12 @@ MOST_FIELDS = 100
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """The bounds of bodies in JSON: the bytes of one, and of all that are held."""
+    """The bounds of bodies in JSON, the bytes of one and of all that are held, and of open streams of one owner."""
 
     most: int
     budget: request.ByteBudget
+    streams: int
+    open: Counter[str] = field(default_factory=Counter)
 
 
 class Call:
@@ -59,6 +64,24 @@ class Call:
         """Returns the whole body. Raises PayloadTooLarge, SlowBody, CallerGone, Unavailable."""
         with request.Lease(self._intake.budget, owner) as lease:
             return await request.read(self.scope, self.receive, most or self._intake.most, lease)
+
+    @contextmanager
+    def staying(self, owner: str) -> Iterator[None]:
+        """Counts the request for the block as one that may stay open for hours. Raises RpcRefusal for one too many.
+
+        Each holds a connection, and the server has a bounded number for everybody.
+        """
+        opened, most = self._intake.open, self._intake.streams
+        if opened[owner] >= most:
+            rule = f"one principal has at most {most} of them open; disconnect from some, or wait for their end"
+            raise RpcRefusal(EXHAUSTED, f"streams: {rule}")
+        opened[owner] += 1
+        try:
+            yield
+        finally:
+            opened[owner] -= 1
+            if not opened[owner]:
+                del opened[owner]
 
     async def json(self, owner: str) -> dict[str, Any]:
         """Returns the object of the body; an empty one stands for an empty object. Raises InvalidInput."""

@@ -125,7 +125,7 @@ class Code:
             if id:
                 raise ApiRefusal(404, f"Context {id[:100]} not found") from None
             context = await self._made({}, place, contexts, DEFAULT)
-        with self._life.working():
+        with call.staying(place.owner), self._life.working():
             await self._stream(call, contexts.run(context, code, env, MOST_MS))
 
     async def _stream(self, call: Call, events: AsyncIterator[Event]) -> None:

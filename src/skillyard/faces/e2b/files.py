@@ -87,8 +87,9 @@ class Files:
             await start(call.send, 200, headers)
             await end(call.send)
             return
-        async with HttpCaller(call.receive, self._life) as caller:
-            await caller.wait(_send(call, place, inside, first, length, headers, 200 if part is None else 206))
+        with call.staying(place.owner):
+            async with HttpCaller(call.receive, self._life) as caller:
+                await caller.wait(_send(call, place, inside, first, length, headers, 200 if part is None else 206))
         await end(call.send)
 
     async def _write(self, call: Call, place: Place, text: str | None) -> None:

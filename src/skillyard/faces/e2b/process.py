@@ -89,12 +89,13 @@ class Processes:
     async def start(self, call: Call, place: Place) -> None:
         message = await connect.only(call, place.owner)
         timeout_ms = connect.timeout_ms(call)
-        await connect.stream(call, self._life, _begun(place, message, timeout_ms), _SILENT)
+        with call.staying(place.owner):
+            await connect.stream(call, self._life, _begun(place, message, timeout_ms), _SILENT)
 
     async def connect(self, call: Call, place: Place) -> None:
         message = await connect.only(call, place.owner)
         started = await _selected(place, message)
-        with started:
+        with started, call.staying(place.owner):
             await connect.stream(call, self._life, _events(place, started, connect.timeout_ms(call)), _SILENT)
 
     async def list(self, call: Call, place: Place) -> None:
@@ -110,16 +111,17 @@ class Processes:
 
     async def stream_input(self, call: Call, place: Place) -> None:
         started: Started | None = None
-        async with aclosing(connect.incoming(call)) as messages:
-            async for message in messages:
-                kind, data = connect.chosen(message, "start", "data", "keepalive")
-                if kind == "start" and started is None and isinstance(data, dict):
-                    started = await _selected(place, data)
-                elif started is None or kind == "start":
-                    raise RpcRefusal(INVALID, "the stream must begin with one process")
-                elif kind == "data":
-                    await _send(started, connect.part(connect.part(message, "data"), "input"))
-        await connect.stream(call, self._life, _one({}), {})
+        with call.staying(place.owner):
+            async with aclosing(connect.incoming(call)) as messages:
+                async for message in messages:
+                    kind, data = connect.chosen(message, "start", "data", "keepalive")
+                    if kind == "start" and started is None and isinstance(data, dict):
+                        started = await _selected(place, data)
+                    elif started is None or kind == "start":
+                        raise RpcRefusal(INVALID, "the stream must begin with one process")
+                    elif kind == "data":
+                        await _send(started, connect.part(connect.part(message, "data"), "input"))
+            await connect.stream(call, self._life, _one({}), {})
 
     async def close_stdin(self, call: Call, place: Place) -> None:
         message = await connect.unary(call, place.owner)

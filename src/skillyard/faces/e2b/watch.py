@@ -115,7 +115,8 @@ class Watches:
     async def stream(self, call: Call, place: Place) -> None:
         message = await connect.only(call, place.owner)
         timeout = connect.timeout_ms(call)
-        await connect.stream(call, self._life, _streamed(place, message, timeout), _SILENT)
+        with call.staying(place.owner):
+            await connect.stream(call, self._life, _streamed(place, message, timeout), _SILENT)
 
     async def create(self, call: Call, place: Place) -> None:
         message = await connect.unary(call, place.owner)
