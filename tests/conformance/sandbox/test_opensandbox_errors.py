@@ -164,6 +164,16 @@ async def test_of_a_creation_that_fails_nothing_is_left(standin: Lifecycle, tmp_
     await backend.close()
 
 
+async def test_a_sandbox_that_no_list_has_is_ended_too(standin: Lifecycle, tmp_path: Path) -> None:
+    standin.faults = [Fault("GET /v1/sandboxes/sandbox-2/endpoints", 500)]
+    standin.lists = False
+    backend = OpenSandboxBackend(tmp_path, settings(standin))
+    assert not (await backend.probe()).ready
+    assert standin.bodies("POST", "/v1/sandboxes"), "one was asked for"
+    assert standin.sandboxes == {}
+    await backend.close()
+
+
 async def test_nothing_is_made_before_the_machines_of_earlier_servers_are_known(
     standin: Lifecycle, tmp_path: Path
 ) -> None:

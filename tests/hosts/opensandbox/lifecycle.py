@@ -44,6 +44,8 @@ class Lifecycle:
     port: int = 0
     page: int = 0
     """Most sandboxes on one page; 0 has as many as were asked for."""
+    lists: bool = True
+    """Whether lists have the sandboxes. A server that is making one may leave it out."""
     endpoint: dict[str, Any] = field(default_factory=lambda: {"endpoint": "127.0.0.1:9"})
     sandboxes: dict[str, dict[str, Any]] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
@@ -94,7 +96,8 @@ class Lifecycle:
 
     def _listed(self, query: dict[str, str]) -> dict[str, Any]:
         wanted = dict(parse_qsl(query.get("metadata", "")))
-        found = [one for one in self.sandboxes.values() if wanted.items() <= one["metadata"].items()]
+        shown = self.sandboxes.values() if self.lists else ()
+        found = [one for one in shown if wanted.items() <= one["metadata"].items()]
         size, page = self.page or int(query.get("pageSize", "20")), int(query.get("page", "1"))
         told = {"page": page, "pageSize": size, "totalItems": len(found), "totalPages": -(-len(found) // size)}
         return {

@@ -22,7 +22,7 @@ MOST_FIELDS = 100
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """The bounds of bodies in JSON, the bytes of one and of all that are held, and of open streams of one owner."""
+    """The bounds of JSON bodies, in bytes of one and of all, and of open streams of one owner."""
 
     most: int
     budget: request.ByteBudget

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from skillyard.domain.errors import SandboxFault, SandboxGone, SkillyardError, shown
+from skillyard.domain.errors import BackendAway, SandboxFault, SandboxGone, SkillyardError, shown
 from skillyard.domain.foreign_json import parse_json
 from skillyard.domain.package.platforms import Platform, foreign
 from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
@@ -194,7 +194,7 @@ class RemoteBackend(Generic[R]):
             **self.packed(KEY, key),
             **self.packed(ENFORCED, json.dumps(dict(enforced), separators=(",", ":"))),
         }
-        earlier = None
+        earlier, id = None, ""
         if await self._may_have(key, nonce):  # nobody waits for the answer that there is none
             earlier = asyncio.create_task(self._found(key, nonce))
         try:
@@ -202,15 +202,17 @@ class RemoteBackend(Generic[R]):
             began = time.time()
             if not _HANDLE.fullmatch(self._id(machine)):
                 raise SandboxFault(f"the provider names a machine {shown(self._id(machine))}, which cannot be")
+            id = self._id(machine)
             if earlier is not None and (found := await earlier) is not None:
-                await self._end(self._id(machine))
+                await self._end(id)
                 return await self.attach(found)
             sandbox = await self._set_up(machine, spec, of, metadata)
-        except BaseException:
+        except BaseException as error:
             if earlier is not None:
                 earlier.cancel()
                 await asyncio.gather(earlier, return_exceptions=True)
-            await asyncio.shield(self._remove(key, nonce))
+            refused = not id and isinstance(error, SandboxFault) and not isinstance(error, BackendAway)
+            await asyncio.shield(self._remove(key, nonce, id, refused=refused))
             raise
         sandbox.new, sandbox.began = True, began
         return sandbox
@@ -247,12 +249,22 @@ class RemoteBackend(Generic[R]):
                 await self._end(one.id)
         return live[0].id if live else None
 
-    async def _remove(self, key: str, nonce: str) -> None:
-        """Ends the machine of a failed :meth:`_make`. Where that fails too, its time or the survey ends it."""
+    async def _remove(self, key: str, nonce: str, id: str, *, refused: bool) -> None:
+        """Ends the machine of a failed :meth:`_make`. Where that fails too, its time or the survey ends it.
+
+        A provider's list may leave out one that it has just made, or is still making: then ``id`` names it, or the key
+        stays noted. Where the provider ``refused`` to make one there is none.
+        """
         with suppress(SkillyardError, TimeoutError):
+            ended = {id} if id else set()
+            if id:
+                await self._end(id)
             async for one in self._remotes.list({SERVER: self.server, **self.named(key), NONCE: nonce}):
-                await self._end(one.id)
-            self._ended(key, nonce)
+                if one.id not in ended:
+                    await self._end(one.id)
+                    ended.add(one.id)
+            if ended or refused:
+                self._ended(key, nonce)
 
     async def attach(self, handle: str) -> RemoteSandbox:
         if (sandbox := self._open.get(handle)) is not None:
