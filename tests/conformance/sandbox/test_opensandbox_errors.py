@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -130,6 +131,25 @@ async def test_each_failure_is_told_in_its_own_words(
     assert KEY not in str(failed.value)
     assert str(failed.value).isprintable()
     assert {asked[0] for asked in standin.asked} == {"POST"}, "nobody was led elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (Fault(LIST, 200, endless=bytes(1 << 18)), "longer than 32 MiB"),
+        (Fault(LIST, 400, endless=bytes(1 << 18)), "longer than 32 MiB"),
+        (Fault(LIST, 200, endless=b" "), "too slowly"),
+        (Fault(LIST, 200, gzip.compress(b" " * (64 << 20)), packed=True), "its answer is packed"),
+    ],
+    ids=["endless", "an endless error", "a byte at a time", "packed"],
+)
+async def test_an_answer_is_bounded(standin: Lifecycle, fault: Fault, said: str) -> None:
+    standin.faults = [fault]
+    server = Server(settings(standin, request_timeout_seconds=2))
+    async with asyncio.timeout(30):
+        with pytest.raises(BackendAway, match=said):
+            await anext(server.list({}))
+    await server.close()
 
 
 async def test_a_server_that_says_nothing_is_given_up(standin: Lifecycle) -> None:

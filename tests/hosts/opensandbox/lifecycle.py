@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,7 +25,8 @@ class Fault:
     """The answer to the next ``count`` requests that begin with ``asked``.
 
     ``status`` and ``body`` are an answer in place of the own one. With ``cut`` there is none; with ``works``, what was
-    asked for is done all the same. With ``silent`` nothing is said until the stand-in ends.
+    asked for is done all the same. With ``silent`` nothing is said until the stand-in ends. ``endless`` is
+    repeated for as long as somebody reads. With ``packed`` the body is said to be so.
     """
 
     asked: str
@@ -34,6 +35,8 @@ class Fault:
     cut: bool = False
     works: bool = False
     silent: bool = False
+    endless: bytes = b""
+    packed: bool = False
     count: int = 1
 
 
@@ -142,14 +145,27 @@ def lifecycle() -> Iterator[Lifecycle]:
             if fault.cut or fault.silent:
                 self.close_connection = True
                 return None
-            return self._say(fault.status, fault.body)
+            if fault.endless:
+                return self._go_on(fault.status, fault.endless)
+            return self._say(fault.status, fault.body, packed=fault.packed)
 
-        def _say(self, status: int, answer: Any) -> None:
+        def _go_on(self, status: int, piece: bytes) -> None:
+            self.close_connection = True
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            with suppress(OSError):
+                while not standin.ended.wait(0.01 if len(piece) == 1 else 0):
+                    self.wfile.write(piece)
+
+        def _say(self, status: int, answer: Any, *, packed: bool = False) -> None:
             body = b"" if answer is None else answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             if status == 307:
                 self.send_header("Location", "http://127.0.0.1:9/elsewhere")
+            if packed:
+                self.send_header("Content-Encoding", "gzip")
             if status == 429:
                 self.send_header("Retry-After", "0")
             self.send_header("Content-Length", str(len(body)))

@@ -72,7 +72,7 @@ class Server:
 
     def __init__(self, settings: OpenSandboxSettings) -> None:
         self._settings = settings
-        self._config: Any = None
+        self._transport: Any = None
         self._calls: Any = None
 
     async def create(self, order: Order) -> str:
@@ -178,9 +178,9 @@ class Server:
             await self._sdk().delete_snapshot(snapshot)
 
     async def close(self) -> None:
-        if self._config is not None:
-            await self._config.close_transport_if_owned()
-            self._config = self._calls = None
+        if self._transport is not None:
+            await self._transport.aclose()
+            self._transport = self._calls = None
 
     def _sdk(self) -> Any:
         """Returns the SDK's calls. Raises SandboxFault where it is not installed."""
@@ -188,6 +188,8 @@ class Server:
             try:
                 from opensandbox.adapters.sandboxes_adapter import SandboxesAdapter
                 from opensandbox.config import ConnectionConfig
+
+                from skillyard.sandbox.opensandbox.transport import BoundedTransport
             except ImportError as error:
                 raise SandboxFault(f"OpenSandbox's SDK is not installed ({error}); {_MEND}") from None
             for name in ("httpx", "opensandbox"):  # only the SDK uses them; it tells of each request
@@ -199,7 +201,7 @@ class Server:
                     """Asks no variable for a key that the settings do not have."""
                     return ours.key()
 
-            config = Connection(
+            given = Connection(
                 domain=ours.domain,
                 protocol=ours.protocol,
                 request_timeout=timedelta(seconds=ours.request_timeout_seconds),
@@ -207,9 +209,9 @@ class Server:
                 disable_metrics=True,
                 endpoint_cache_disabled=True,
             )
-            config.headers.clear()  # the SDK puts an address of this host in
-            self._config = config.with_transport_if_missing()
-            self._calls = SandboxesAdapter(self._config)
+            given.headers.clear()  # the SDK puts an address of this host in
+            self._transport = BoundedTransport(given.new_owned_transport(), ours.request_timeout_seconds)
+            self._calls = SandboxesAdapter(given.model_copy(update={"transport": self._transport}))
         return self._calls
 
     @contextmanager
