@@ -112,6 +112,8 @@ class StandIn:
         for fault in self.faults:
             if fault["count"] > 0 and fault["path"] in called:
                 fault["count"] -= 1
+                if "body" in fault:
+                    return Response(fault["body"], fault["status"], media_type="application/json")
                 headers = {"Retry-After": "0"} if fault.get("soon", True) else {}
                 return _error(fault["status"], fault.get("message", "as a test asked"), headers)
         return None

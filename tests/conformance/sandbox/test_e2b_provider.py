@@ -206,6 +206,25 @@ async def test_a_creation_whose_answer_is_lost_makes_one_machine(provider: Stand
         await backend.close()
 
 
+@pytest.mark.parametrize("body", ["[" * 100_000 + "]" * 100_000, "null", "", '{"sandboxID": []}', '[{"state": 7}]'])
+async def test_an_answer_of_another_form_is_a_fault(provider: StandIn, body: str) -> None:
+    api = Provider(provider.settings, e2b_ground.key)
+    provider.fail({"path": "/v2/sandboxes", "status": 200, "count": 2, "body": body})
+    with pytest.raises(SandboxFault, match="the provider refuses"):
+        await api.create("base", {}, 60, "k")
+    with pytest.raises(SandboxFault, match="the provider refuses"):
+        await anext(api.list({}))
+
+
+@pytest.mark.parametrize("before", [0, 270, 290])
+async def test_a_message_with_the_key_does_not_tell_it_nor_a_part(provider: StandIn, before: int) -> None:
+    api = Provider(provider.settings, e2b_ground.key)
+    provider.fail({"path": "/v2/sandboxes", "status": 400, "count": 1, "message": "x" * before + API_KEY})
+    with pytest.raises(SandboxFault) as failed:
+        await anext(api.list({}))
+    assert API_KEY[:5] not in str(failed.value)
+
+
 async def test_more_memory_than_machines_have_is_refused_by_name(backend: E2bBackend) -> None:
     spec = SandboxSpec(limits=Limits(memory_mb=1 << 20), allow_degraded=WITHOUT)
     with pytest.raises(InvalidInput, match=r"limits.memory_mb: machines of the template 'base' have \d+ MiB"):

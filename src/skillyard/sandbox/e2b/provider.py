@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from skillyard.config.backends import E2bSettings
-from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SandboxGone
+from skillyard.domain.errors import BackendAway, InvalidInput, SandboxFault, SandboxGone, SkillyardError
 from skillyard.domain.secret import EVERYBODY, Secret
 from skillyard.values import dataclass
 
@@ -179,13 +179,15 @@ def _told(options: Mapping[str, Any]) -> Iterator[None]:
         raise SandboxFault(f"the provider is busy: {_said(error, options)}; try again later") from None
     except away as error:
         raise BackendAway(f"the provider does not answer: {_said(error, options)}") from None
-    except (e2b.SandboxException, AttributeError, KeyError, TypeError, ValueError) as error:
+    except SkillyardError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the SDK raises of every kind for answers of another form
         raise SandboxFault(f"the provider refuses: {_said(error, options)}") from None
 
 
 def _said(error: BaseException, options: Mapping[str, Any]) -> str:
     """Returns a provider's message, printable, bounded and without the key."""
-    text = str(error)[:_MOST_SAID] or type(error).__name__
+    text = str(error) or type(error).__name__
     if key := options.get("api_key"):
-        text = text.replace(key, "…")
-    return "".join(c if c.isprintable() else " " for c in text).strip()
+        text = text.replace(key, "…")  # whole: a cut one would still tell its beginning
+    return "".join(c if c.isprintable() else " " for c in text[:_MOST_SAID]).strip()
