@@ -15,30 +15,64 @@ from .files.walk import open_directory, remove_below
 
 WORKSPACE = "/workspace"
 _SCRATCH = ("/tmp", "/dev/shm")  # noqa: S108 - inside a sandbox
-_OPEN = 0o1777
+_OPEN, _OWN = 0o1777, 0o700
 _MOST_TOLD = 8
 _ROUND_MS, _ROUNDS = 5, 200
 
 
 def clear(workspace: str, spared: frozenset[int] = frozenset()) -> list[str]:
     """Removes all that is to go; returns what is left. The processes ``spared`` may stay."""
+    left = _staying(spared)
+    for place in _places(workspace):
+        left += _emptied(place)
+    mode = stat.S_IMODE(os.stat(workspace).st_mode)
+    if mode & _OWN != _OWN:
+        os.chmod(workspace, mode | _OWN)
+    return left[:_MOST_TOLD]
+
+
+def is_clear(workspace: str, spared: frozenset[int] = frozenset()) -> bool:
+    """Returns whether :func:`clear` has nothing to do. It changes nothing, and takes no time that programs choose.
+
+    Raises OSError.
+    """
+    found, calm = _others()
+    return (
+        calm
+        and spared.issuperset(found)
+        and os.stat(workspace).st_mode & _OWN == _OWN
+        and all(map(_is_empty, _places(workspace)))
+    )
+
+
+def _places(workspace: str) -> list[str]:
     # Where the sandbox has no root of its own, all its places lie beside the workspace: never touch another's.
     root = "" if workspace == WORKSPACE else workspace.removesuffix(WORKSPACE)
-    left = _staying(spared)
-    if root or workspace == WORKSPACE:
-        for place in _SCRATCH:
-            left += _emptied(root + place)
-    mode = stat.S_IMODE(os.stat(workspace).st_mode)
-    if mode & 0o700 != 0o700:
-        os.chmod(workspace, mode | 0o700)
-    return left[:_MOST_TOLD]
+    return [root + place for place in _SCRATCH] if root or workspace == WORKSPACE else []
+
+
+def _is_empty(place: str) -> bool:
+    """Returns whether a directory is empty, and as it was at first. Raises OSError."""
+    try:
+        top = open_directory(place)
+    except FileNotFoundError:
+        return True
+    try:
+        with os.scandir(top) as entries:
+            return next(entries, None) is None and _is_open(place)
+    finally:
+        os.close(top)
+
+
+def _is_open(place: str) -> bool:
+    # One that is another user's is as it was: no program could change it.
+    return stat.S_IMODE(os.stat(place).st_mode) == _OPEN or bool(os.statvfs(place).f_flag & os.ST_RDONLY)
 
 
 def _emptied(place: str) -> list[str]:
     """Empties a directory, and makes it as it was at first; returns the names that are left."""
     try:
-        # One that is another user's is as it was: no program could change it.
-        if stat.S_IMODE(os.stat(place).st_mode) != _OPEN and not os.statvfs(place).f_flag & os.ST_RDONLY:
+        if not _is_open(place):
             os.chmod(place, _OPEN)
         top = open_directory(place)
     except FileNotFoundError:

@@ -13,13 +13,13 @@ SRC = Path(__file__).parents[3] / "src"
 SCRIPT = """
 {beside}
 {python} -I -c 'import sys; sys.path.insert(0, "{src}")
-from skillyard.guest.clearing import clear
-print(clear("{place}"))'
+from skillyard.guest.clearing import clear, is_clear
+print(is_clear("{place}"), clear("{place}"))'
 """
 
 
 @pytest.mark.ordinary
-@pytest.mark.parametrize(("seconds", "left"), [("0.3", "[]"), ("1000", "['the process 2']")])
+@pytest.mark.parametrize(("seconds", "left"), [("0.3", "False []"), ("1000", "False ['the process 2']")])
 def test_one_that_is_just_ending_is_waited_for_and_no_other(tmp_path: Path, seconds: str, left: str) -> None:
     """The process that told the end of a program has a moment to end itself: the host may hear of it before."""
     assert cleared(tmp_path, f"sleep {seconds} &") == left
@@ -43,11 +43,17 @@ wait
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="it is machine code")
 def test_one_that_goes_on_as_another_before_it_is_looked_at_is_not_overlooked(tmp_path: Path) -> None:
     """Each lives for microseconds, and the look finds none of them at work."""
-    assert "process" in cleared(tmp_path, HOPPER.format(python=sys.executable))
+    is_clear, *left = cleared(tmp_path, HOPPER.format(python=sys.executable)).split()
+    assert (is_clear, "process" in left[1]) == ("False", True)
+
+
+@pytest.mark.ordinary
+def test_one_without_others_is_clear_already(tmp_path: Path) -> None:
+    assert cleared(tmp_path, "true") == "True []"
 
 
 def cleared(place: Path, beside: str) -> str:
-    """Returns what is left of a sandbox with the processes of a shell's words in it."""
+    """Returns whether a sandbox with the processes of a shell's words in it was clear, and what is left of it."""
     (place / "workspace").mkdir()
     text = SCRIPT.format(beside=beside, python=sys.executable, src=SRC, place=place / "workspace")
     words = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc", "/bin/sh", "-c"]

@@ -9,11 +9,15 @@ A module gives a ``ground`` fixture for its backend, of module scope, and one te
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground, NotApplicable
+
+if TYPE_CHECKING:
+    from tests.conformance.sandbox.e2b_ground import StandIn
 
 Hold = Callable[[Check, Ground], Awaitable[None]]
 GUEST = frozenset({"benign", "commands", "content", "guest", "output", "poisoning", "programs", "randomness", "trees"})
@@ -36,6 +40,15 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     check = callspec and (callspec.params.get("check") or callspec.params.get("promise"))
     if isinstance(check, Check) and check.section in GUEST:
         item.add_marker("long")
+
+
+@pytest.fixture(scope="module")
+def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
+    """The stand-in for E2B, one for each module."""
+    from tests.conformance.sandbox import e2b_ground  # which other backends do without
+
+    with e2b_ground.stand_in(tmp_path_factory.mktemp("e2b")) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

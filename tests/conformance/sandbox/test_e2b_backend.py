@@ -50,12 +50,6 @@ def _promises() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
-    with e2b_ground.stand_in(tmp_path_factory.mktemp("e2b")) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 async def ground(provider: StandIn, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
     async for found in _ground(provider, BAKED, tmp_path_factory):
         yield found

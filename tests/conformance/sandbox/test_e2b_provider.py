@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,12 +30,6 @@ from tests.hosts.e2b_server import API_KEY
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 SPEC = SandboxSpec(owner=Owner.TASK, allow_degraded=WITHOUT)
-
-
-@pytest.fixture(scope="module")
-def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
-    with e2b_ground.stand_in(tmp_path_factory.mktemp("e2b")) as found:
-        yield found
 
 
 @pytest.fixture
@@ -144,7 +138,7 @@ async def test_what_a_template_brings_along_is_not_uploaded(provider: StandIn, t
     await backend.close()
 
 
-@pytest.mark.parametrize(("size", "behind", "uploads"), [(0, 0, 0), (1000, 1, 0), (600_000, 0, 1)])
+@pytest.mark.parametrize(("size", "behind", "uploads"), [(0, 0, 0), (20_000, 0, 0), (100_000, 1, 0), (600_000, 0, 1)])
 async def test_a_sandbox_takes_few_requests(
     size: int, behind: int, uploads: int, provider: StandIn, tmp_path: Path
 ) -> None:
@@ -160,7 +154,7 @@ async def test_a_sandbox_takes_few_requests(
     await backend.destroy(sandbox.handle)
     await backend.close()
     asked = provider.asked()
-    assert asked.count("POST /files") == uploads, "little content goes behind the order"
+    assert asked.count("POST /files") == uploads, "little content goes with the order"
     inputs = asked.count("POST /process.Process/SendInput")
     assert inputs == 1 + behind, "the order comes with the command, and the greeting with the first program"
     assert len(asked) == 3 + inputs + uploads, asked

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from skillyard.domain.sandbox.content import Content
-from skillyard.domain.sandbox.spec import Argv, Mount, Owner, SandboxSpec
+from skillyard.domain.sandbox.spec import Argv, Guest, Mount, Owner, SandboxSpec, Start, StreamLimits, clear_request
 from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.record import Outcome
 from skillyard.sandbox.e2b import stage
 from skillyard.sandbox.e2b.backend import E2bBackend
 from skillyard.sandbox.e2b.probe import WITHOUT
@@ -23,12 +24,6 @@ from tests.conformance.sandbox.e2b_ground import BAKED, BOUND_S, COLD, StandIn
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 _WAITED, _STARTED = "waiting.py", "stage.pyc start"
 _END = f"tr '\\0' ' ' </proc/$(cat {stage.ROOT}/channel.pid)/cmdline"
-
-
-@pytest.fixture(scope="module")
-def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
-    with e2b_ground.stand_in(tmp_path_factory.mktemp("e2b")) as found:
-        yield found
 
 
 @pytest.fixture
@@ -66,6 +61,34 @@ async def test_the_stage_that_waits_serves_a_sandbox_and_another_where_none_does
         told = await run(sandbox, code("def main(args): print(open('/skills/shown').read())"))
         assert told.stdout == b"content\n"
         await backend.destroy(sandbox.handle)
+
+
+@pytest.mark.parametrize(
+    ("leaves", "starts"),
+    [
+        ("true", False),
+        ("touch /tmp/left", True),
+        ("mkdir /dev/shm/left", True),
+        ("chmod 700 /tmp", True),
+        ("chmod 500 /workspace", True),
+        ("setsid sleep 1000 >/dev/null 2>&1 & sleep 0.2", False),  # the agent ends it with its program
+    ],
+)
+async def test_a_sandbox_that_is_clear_is_not_cleared_by_a_process(
+    leaves: str, starts: bool, backend: E2bBackend
+) -> None:
+    sandbox = await backend.create(_spec(), "one")
+    sandbox.follow("one", Start(Guest(clear_request()), "clears", 30_000, StreamLimits(64 * 1024, 64 * 1024)))
+    process = await sandbox.start(Argv(("bash", "-c", leaves)), id="one")
+    assert (await process.wait()).code == 0
+    told = await sandbox.followed()
+    assert told is not None
+    channel, ending = told
+    assert (ending.outcome, ending.code, json.loads(channel[5:])) == (Outcome.EXIT, 0, {"left": []})
+    assert bool(ending.usage.wall_ms) == starts
+    look = "stat -c '%a %h %s' /tmp /dev/shm; ls -A /tmp /dev/shm; stat -c %a /workspace; ls -d /proc/[0-9]*"
+    seen = (await run(sandbox, Argv(("bash", "-c", look)))).stdout.decode()
+    assert seen.startswith("1777 2 40\n1777 2 40\n/dev/shm:\n\n/tmp:\n700\n/proc/1\n"), seen
 
 
 async def test_a_stage_waits_once_and_root_alone_reaches_it(backend: E2bBackend, provider: StandIn) -> None:

@@ -48,6 +48,7 @@ Operations, with their further fields:
     resize     id, rows, columns      another size of it (version 3)
     follow     …, after               starts a guest behind the program ``after``, when that has ended by itself and
                                       nothing else of ours is at work, and tells its ending and its channel (version 4)
+                                      A clearing with nothing to do starts nothing: its ending tells a use of 0
     process    id                     the limits of a program, and the time that it has left
     list                              the newest programs
     output     id, stream, offset     the stream from there on as data, until the program has ended

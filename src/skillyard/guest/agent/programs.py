@@ -10,7 +10,7 @@ from ..programs import terminal
 from . import jsontext
 from .kernel import Kills
 from .spool import Spool
-from .start import is_forked, start
+from .start import is_clear, is_forked, start
 from .supervisor import end_below
 
 TYPE_CHECKING = False
@@ -393,6 +393,16 @@ class Programs:
             self._interprets = not is_forked(self._place, order)
         self._trim()
         return program
+
+    def is_clear(self, order: Mapping[str, Any], request: int) -> bool:
+        """Returns whether an order clears the sandbox and has nothing to do. It needs no process then.
+
+        To fork one takes longer than to look.
+        """
+        if not order.get("clear") or self.closed or not is_clear(self._place, request):
+            return False
+        self._rest()
+        return True
 
     def _rest(self) -> None:
         if self._interprets:

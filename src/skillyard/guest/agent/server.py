@@ -12,7 +12,7 @@ from .channel import Channel, Exchange
 from .loop import Loop
 from .programs import STREAMS, Program, Programs, Refused, raise_files, spent
 from .relay import Forward, Workers
-from .start import Place, import_ahead, import_clearing
+from .start import Place, cleared, import_ahead, import_clearing
 from .supervisor import end_others, has_children
 from .way_out import WaysOut
 
@@ -39,6 +39,8 @@ _MOST = 1 << 50
 _MOST_REQUEST = 256 * 1024 * 1024
 _MOST_FOLLOWED = 16 * 1024
 """Bytes of its channel that are told of a program which followed another."""
+_NEEDLESS = {"outcome": "exit", "code": 0, "cpu_ms": 0.0, "rss": 0, "wall_ms": 0.0}
+"""The ending of a program that had nothing to do, and was not started."""
 
 
 class Agent:
@@ -375,8 +377,12 @@ class _Follow(_Start):
             return
         id, before = self._order["id"], self._before.ended or {}
         try:
-            if not self._programs.known(id) and (before.get("outcome") != "exit" or not self._is_quiet()):
-                raise Refused("skipped", "the program before did not end by itself, or something else is at work")
+            if not self._programs.known(id):
+                if before.get("outcome") != "exit" or not self._is_quiet():
+                    raise Refused("skipped", "the program before did not end by itself, or something else is at work")
+                if self._programs.is_clear(self._order, self._request):
+                    self.reply({**_NEEDLESS, "channel": cleared([]).hex()})
+                    return
             if self._request >= 0:
                 os.lseek(self._request, 0, os.SEEK_SET)
             program = self._programs.start(self._order, self._request)

@@ -156,20 +156,41 @@ def _guest(
 
 def _clear(place: Place, stdio: tuple[int, int, int], kept: tuple[int, ...], spared: frozenset[int]) -> NoReturn:
     """Clears the sandbox in this child of the agent, and answers as a guest does."""
-    from ..clearing import WORKSPACE, clear
+    from ..clearing import clear
 
     status = 1  # no foreign code is ever in this process
     try:
         settle("/", stdio, (*kept, *place.kept), place.user, place.files)
         request, channel = kept
-        workspace = jsontext.decode(os.read(request, _MOST_CLEAR)).get("workspace", WORKSPACE)
-        said = jsontext.encode({"left": clear(workspace, spared)})
-        os.write(channel, b"R" + len(said).to_bytes(4, "big") + said)
+        os.write(channel, cleared(clear(_workspace(request), spared)))
         status = 0
     except Exception as error:  # noqa: BLE001 - the host reads it
         os.write(1, f"{type(error).__name__}: {error}\n".encode("utf-8", "replace"))
     finally:
         os._exit(status)
+
+
+def is_clear(place: Place, request: int) -> bool:
+    """Returns whether a guest that clears the sandbox would find nothing to do."""
+    from ..clearing import is_clear
+
+    try:
+        return is_clear(_workspace(request), frozenset(place.ways()))
+    except (OSError, ValueError):
+        return False  # such a guest tells what is wrong
+
+
+def cleared(left: list[str]) -> bytes:
+    """Returns the last frame of a guest that cleared the sandbox."""
+    said = jsontext.encode({"left": left})
+    return b"R" + len(said).to_bytes(4, "big") + said
+
+
+def _workspace(request: int) -> str:
+    from ..clearing import WORKSPACE
+
+    workspace: str = jsontext.decode(os.pread(request, _MOST_CLEAR, 0)).get("workspace", WORKSPACE)
+    return workspace
 
 
 def import_ahead() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import json
 import secrets
@@ -50,8 +51,8 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY_S = 60.0
 _TRIES = 3
-_BEHIND = 256 * 1024
-"""Bytes of content that come behind the order: more is uploaded, in a request of its own."""
+_WITHIN, _BEHIND = 32 * 1024, 256 * 1024
+"""Bytes of content that come within the order, or behind it: more is uploaded, in a request of its own."""
 _LOOK_LIMITS = Limits(memory_mb=64, cpus=0.5, pids=32, disk_mb=16, timeout_ms=30_000)
 _MOST_WITH = 64 * 1024
 """Bytes of an order that come with the command: a longer one follows as its input."""
@@ -202,10 +203,12 @@ class E2bBackend(RemoteBackend["AsyncSandbox"]):
         if content := lacking(spec, frozenset(known["content"])):
             with tempfile.TemporaryFile() as packed:
                 await to_its_end(pack, content, packed)
-                given["archive"] = packed.tell() <= _BEHIND
+                size = packed.tell()
                 packed.seek(0)
-                if given["archive"]:
-                    archive = packed.read()
+                if size <= _WITHIN:
+                    given["packed"] = base64.b64encode(packed.read()).decode()
+                elif size <= _BEHIND:
+                    given["archive"], archive = True, packed.read()
                 else:
                     await self._upload(machine, stage.ARCHIVE, packed)
         await asyncio.gather(*(self._upload(machine, path, data) for path, data in uploads.items()))

@@ -10,15 +10,16 @@ This file is sent as it is, so it imports the standard library and the agent's o
                                          be the end of the first channel to its agent. GUEST is the file of its guest
     python3 -I -S stage.py start GUEST N the same, where descriptor N has the description, and nothing else
 
-The description is JSON behind its length, which has eight hexadecimal digits; content may follow. Every start of a
-sandbox waits for these imports, so there are few: of the standard library those that are written in C, and the agent's
-own reader of JSON.
+The description is JSON behind its length, which has eight hexadecimal digits; content is in it, or follows. Every start
+of a sandbox waits for these imports, so there are few: of the standard library those that are written in C, and the
+agent's own reader of JSON.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from binascii import a2b_base64
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -263,8 +264,13 @@ def _hear(told: int) -> None:
 
 
 def _unpack(order: dict[str, Any]) -> None:
-    """Unpacks content that came behind the order, or was uploaded: each below its digest."""
-    if order.get("archive"):
+    """Unpacks content of the order, behind it or uploaded: each below its digest."""
+    if order.get("packed"):
+        with os.fdopen(os.memfd_create("archive"), "r+b", 0) as packed:
+            packed.write(a2b_base64(order["packed"], strict_mode=True))
+            packed.seek(0)
+            unpack(packed.fileno())
+    elif order.get("archive"):
         unpack(0)
     elif os.path.exists(ARCHIVE):
         archive = os.open(ARCHIVE, os.O_RDONLY)
@@ -321,6 +327,8 @@ def _make_places(fixed: dict[str, Any]) -> None:
     for name in PLACES:
         os.mkdir(f"{_WRITABLE}/{name}", 0o700)
         os.chown(f"{_WRITABLE}/{name}", uid, uid)
+        if name != "workspace":
+            os.chmod(f"{_WRITABLE}/{name}", 0o1777)  # noqa: S103 - as programs expect it, and a clearing leaves it
     files = {
         "passwd": f"sandbox:x:{uid}:{uid}::/workspace:/bin/sh\n",
         "group": f"sandbox:x:{uid}:\n",
