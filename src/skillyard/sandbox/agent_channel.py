@@ -30,6 +30,7 @@ _ALONE_S, _AGREED_S = 0.02, 1.0
 _SMALL = 4096
 """Bytes up to which waiting data is joined."""
 _INSTANCE = frozenset("0123456789abcdef")
+_TEXT = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Reader(Protocol):
@@ -420,7 +421,7 @@ def _open(number: int, op: str, fields: Mapping[str, object]) -> bytes:
 
 
 def _encode(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+    return _TEXT(value).encode()
 
 
 def _object(payload: bytes) -> Mapping[str, Any]:

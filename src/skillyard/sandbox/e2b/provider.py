@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from skillyard.config.backends import E2bSettings
@@ -141,6 +142,7 @@ class Provider:
         return secret.value
 
 
+@cache
 def _sdk() -> type[AsyncSandbox]:
     try:
         from e2b import AsyncSandbox
