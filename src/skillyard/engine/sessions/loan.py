@@ -151,14 +151,12 @@ class SessionLoan(Loan):
     async def _stand(self) -> Sandbox:
         """Returns the session's sandbox as this run needs it."""
         session = self._session
-        # One whose ports can be reached serves a call, too, that opens none.
-        fits = fit_of(self._order.offer, self._spec), fit_of(self._order.offer, replace(self._spec, forwarding=True))
         old = None if session.sandbox is None else await self._attach(session)
         # The keeper keeps what each program wrote as long as the sandbox.
         renewed_after = RENEWED_WITH_NAMES if session.interpreter else RENEWED_AFTER
         worn = session.runs % renewed_after == renewed_after - 1
         others = session.kept.keys() - {self._use.run_id}
-        if old is not None and session.fit in fits and (others or not worn):
+        if old is not None and (others or not worn) and self._fits(session):
             self._before, self._reused = self._keeping.cleared.get(session.session_id), True
             if session.disk_mb < self._space_mb:  # this is its first cell
                 self._held = await self._keeping.makes(session, self._space_mb, sandboxes=0)
@@ -175,6 +173,11 @@ class SessionLoan(Loan):
             self._keeping, session, self._order.offer, self._spec, old, self._space_mb, self._emit
         )
         return made
+
+    def _fits(self, session: SessionRecord) -> bool:
+        # One whose ports can be reached serves a call, too, that opens none.
+        specs = self._spec, replace(self._spec, forwarding=True)
+        return any(session.fit == fit_of(self._order.offer, spec) for spec in specs)
 
     async def _attach(self, session: SessionRecord) -> Sandbox:
         assert session.sandbox is not None, "it has one"

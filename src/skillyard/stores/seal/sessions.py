@@ -37,10 +37,14 @@ class SealedStates:
         await to_its_end(self._put, self._path(key), state)
 
     async def get(self, key: str) -> bytes | None:
-        return await to_its_end(self._get, self._path(key))
+        path = self._path(key)
+        # Most have no state, and to look takes less than to ask a thread.
+        return None if StateFile(path).stamp() is None else await to_its_end(self._get, path)
 
     async def erase(self, key: str) -> None:
-        await to_its_end(self._erase, self._path(key))
+        path = self._path(key)
+        if any(StateFile(one).stamp() is not None for one in (path, _part(path))):
+            await to_its_end(self._erase, path)
 
     async def keys(self) -> Collection[str]:
         return await to_its_end(self._names)
@@ -79,7 +83,7 @@ class SealedStates:
     def _erase(self, path: Path) -> None:
         try:
             path.unlink(missing_ok=True)
-            path.with_name(f".{path.name}.new").unlink(missing_ok=True)
+            _part(path).unlink(missing_ok=True)
         except OSError as error:
             raise StateFile(path).fault(error) from error
 
@@ -109,6 +113,11 @@ class SealedSessions(SealedStates):
 
     def __init__(self, directory: Path, keys: KeySource) -> None:
         super().__init__(directory, keys, "network session")
+
+
+def _part(path: Path) -> Path:
+    """Returns what a server that died while it wrote a state may have left."""
+    return path.with_name(f".{path.name}.new")
 
 
 def _of(keys: Sequence[Key], key_id: str, path: Path) -> Key:
