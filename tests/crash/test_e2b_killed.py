@@ -21,15 +21,15 @@ from skillyard.domain.secret import SecretScope
 from skillyard.wiring import make_sealed_stores
 from tests.conformance.sandbox import e2b_ground
 from tests.conformance.sandbox.e2b_ground import StandIn
+from tests.crash import two_tasks
 from tests.crash.leftovers import until
 from tests.crash.server import SMALL, Server
+from tests.crash.two_tasks import SKILL, works
 from tests.faces.server.test_parts import readiness
 from tests.hosts.e2b_server import API_KEY, NODE
 
 pytestmark = [pytest.mark.timeout(300)]
-SKILL = "skills.protocol.guide"
 BOUND_S = 90.0
-NUMBERS = "".join(f"{number}\n" for number in range(1, 100_001))
 S3 = """
 [skills]
 mode = "remote"
@@ -166,21 +166,13 @@ def test_the_hard_end_of_a_session_cuts_no_command_and_leaves_none_waiting(
 def test_tasks_and_sessions_go_on_in_the_next_server(serve: Callable[..., Server], provider: StandIn) -> None:
     with serve() as first:
         with first.client() as client:
-            client.run_cmd(SKILL, "echo kept > ../kept.txt", session_id="a", limits=SMALL)
-            in_session = client.run_cmd_async(SKILL, "sleep 2; cat ../kept.txt", session_id="a", limits=SMALL)
-            alone = client.run_cmd_async(SKILL, "seq 1 100000; sleep 3; echo end", limits=SMALL)
-            for task in (in_session, alone):
-                until(partial(_works, client, task), 60, "it runs")
+            tasks = two_tasks.started(client)
         before = set(provider.machines())
         assert len(before) == 2
         first.kill()
     with serve() as second, second.client() as client:
-        ended = client.task_watch(in_session["task_id"], timeout_sec=60)
-        assert (ended["status"], ended["stdout_tail"]) == ("succeeded", "kept\n"), ended
-        ended = client.task_watch(alone["task_id"], timeout_sec=60, tail_bytes=20)
-        assert (ended["status"], ended["stdout_tail"]) == ("succeeded", f"{NUMBERS}end\n"[-20:]), ended
+        two_tasks.ended_well(client, *tasks)
         assert set(provider.machines()) <= before, "no machine was made anew"
-        assert client.run_cmd(SKILL, "cat ../kept.txt", session_id="a", limits=SMALL)["stdout"] == "kept\n"
         client.end_session("a")
         until(lambda: provider.machines() == {}, 60, "the machines are ended")
 
@@ -193,7 +185,7 @@ def test_jobs_and_services_go_on_in_the_next_server(serve: Callable[..., Server]
             steps = [{"command": "sleep 2; echo one > ../one"}, {"command": "cat ../one; echo two"}]
             job = client.start_job(SKILL, "jobs", steps, limits=SMALL)
             service = client.run_service(SKILL, listens, expose_ports=[8000], limits=SMALL)
-            until(partial(_works, client, service), 60, "the service runs")
+            until(partial(works, client, service), 60, "the service runs")
             until(lambda: client.job_status(job["job_id"])["steps"][0]["status"] == "running", 60, "the job works")
         before = set(provider.machines())
         first.kill()
@@ -324,10 +316,6 @@ def _answers(server: Server, task_id: str) -> bool:
             return b"---" in answer.read(3)
     except OSError:
         return False
-
-
-def _works(client: Any, task: dict[str, Any]) -> bool:
-    return str(client.task_status(task_id=task["task_id"])["status"]) == "running"
 
 
 @contextmanager

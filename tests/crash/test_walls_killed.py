@@ -17,14 +17,14 @@ from skillyard.ipc.peers import peer
 from skillyard.sandbox.native.keeper.watch.processes import below, read, tree_of
 from skillyard.sandbox.native.keepers import homes
 from tests.conformance.sandbox import gvisor_ground
+from tests.crash import two_tasks
 from tests.crash.leftovers import Footprint, gone, until
 from tests.crash.server import SMALL, Server
 from tests.crash.store import contradictions
+from tests.crash.two_tasks import SKILL
 
 pytestmark = [pytest.mark.timeout(300)]
-SKILL = "skills.protocol.guide"
 RUNSC = gvisor_ground.OPTIONS.runsc
-NUMBERS = "".join(f"{number}\n" for number in range(1, 100_001))
 
 
 class Yard:
@@ -81,19 +81,11 @@ def yard(tmp_path: Path, request: pytest.FixtureRequest) -> Yard:
 def test_tasks_and_sessions_go_on_in_the_next_server(yard: Yard) -> None:
     with yard.serve() as first:
         with first.client() as client:
-            client.run_cmd(SKILL, "echo kept > ../kept.txt", session_id="a", limits=SMALL)
-            in_session = client.run_cmd_async(SKILL, "sleep 2; cat ../kept.txt", session_id="a", limits=SMALL)
-            alone = client.run_cmd_async(SKILL, "seq 1 100000; sleep 3; echo end", limits=SMALL)
-            for task in (in_session, alone):
-                until(partial(_works, client, task), 60, "it runs")
+            tasks = two_tasks.started(client)
         keeper = yard.keeper()
         first.kill()
     with yard.serve() as second, second.client() as client:
-        ended = client.task_watch(in_session["task_id"], timeout_sec=60)
-        assert (ended["status"], ended["stdout_tail"]) == ("succeeded", "kept\n"), ended
-        ended = client.task_watch(alone["task_id"], timeout_sec=60, tail_bytes=20)
-        assert (ended["status"], ended["stdout_tail"]) == ("succeeded", f"{NUMBERS}end\n"[-20:]), ended
-        assert client.run_cmd(SKILL, "cat ../kept.txt", session_id="a", limits=SMALL)["stdout"] == "kept\n"
+        two_tasks.ended_well(client, *tasks)
         assert yard.keeper() == keeper
         client.end_session("a")
         assert second.stop() == 0, second.log()
@@ -152,10 +144,6 @@ def started(pid: int) -> str:
 def _ran(server: Server) -> None:
     with server.client() as client:
         client.run_cmd(SKILL, "sleep 1000", limits=SMALL)
-
-
-def _works(client: Any, task: dict[str, Any]) -> bool:
-    return str(client.task_status(task_id=task["task_id"])["status"]) == "running"
 
 
 def _has_begun(client: Any, task: dict[str, Any]) -> bool:
