@@ -20,7 +20,8 @@ else:
     import _socket as socket
 
 _IPC, _NET, _UTS, _PID, _MOUNTS, _CGROUP = 1 << 27, 1 << 30, 1 << 26, 1 << 29, 1 << 17, 1 << 25
-_MADE = {"ipc": _IPC, "net": _NET, "uts": _UTS}
+_KEPT = {"ipc": _IPC, "net": _NET, "uts": _UTS, "cgroup": _CGROUP, "mnt": _MOUNTS}
+"""Namespaces that can be entered by others, by their names in /proc."""
 _NOSUID, _NODEV, _NOEXEC, _BIND, _RECURSIVE, _PRIVATE = 1 << 1, 1 << 2, 1 << 3, 1 << 12, 1 << 14, 1 << 18
 _DETACH = 2
 _PIDFD_GETFD, _MOUNT_SETATTR = 438, 442
@@ -65,35 +66,54 @@ def end_of(process: int, number: int) -> int:
     return found
 
 
-def leave(hostname: str, made: str = "") -> None:
-    """Leaves the machine's namespaces; the next child is process 1 of its own. Raises OSError.
-
-    It enters those that a directory ``made`` has, by their names, in which nobody was yet, and makes the others.
-    """
-    missing = _IPC | _NET | _UTS | _PID | _MOUNTS | _CGROUP
-    for name, kind in _MADE.items():
-        if made:
-            space = os.open(f"{made}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-            done(_setns(space, kind), f"setns {name}")
-            os.close(space)
-            missing &= ~kind
-    done(_unshare(missing), "unshare")
+def leave(hostname: str) -> None:
+    """Leaves the machine's namespaces; the next child is process 1 of its own. Raises OSError."""
+    done(_unshare(_IPC | _NET | _UTS | _PID | _MOUNTS | _CGROUP), "unshare")
     done(_sethostname(hostname.encode(), Long(len(hostname))), "sethostname")
-    if not missing & _NET:
-        return  # its interface is up
     lo = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     fcntl.ioctl(lo, _SET_FLAGS, pack("16sH14x", b"lo", _UP))
     lo.close()
 
 
+def keep(process: int, directory: str) -> None:
+    """Keeps the namespaces of a process that has left those of the machine, also behind its end. Raises OSError."""
+    for name in _KEPT:
+        os.close(os.open(f"{directory}/{name}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o400))
+        mount(f"/proc/{process}/ns/{name}", f"{directory}/{name}", "", _BIND)
+
+
+def enter(directory: str) -> None:
+    """Enters the namespaces that :func:`keep` kept, in which nobody may be yet. Raises OSError."""
+    spaces = {name: os.open(f"{directory}/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in _KEPT}
+    for name, space in spaces.items():
+        done(_setns(space, _KEPT[name]), f"setns {name}")
+        os.close(space)
+
+
+def begin_processes() -> None:
+    """Makes the next child process 1 of a namespace. Raises OSError."""
+    done(_unshare(_PID), "unshare")
+
+
+def keep_only(log: str, source: int, *others: int) -> None:
+    """Leaves this process its standard input and a log, and of other descriptors these."""
+    said = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    for number, opened in enumerate((source, os.open(os.devnull, os.O_WRONLY), said)):
+        os.dup2(opened, number)
+    kept = sorted(others)
+    for low, high in zip((2, *kept), (*kept, 1 << 20), strict=True):
+        os.closerange(low + 1, high)
+
+
 class Tree:
     """A file tree over an empty directory. Its steps are taken by :meth:`enter` and, of those behind it, :meth:`seal`.
 
-    Sources are paths of the machine, behind :meth:`enter` real ones, and targets those of the new tree.
+    Sources are paths of the machine, behind :meth:`enter` real ones, and targets those of the new tree. This process
+    may have ``entered`` a tree that another made.
     """
 
-    def __init__(self) -> None:
-        self._entered = False
+    def __init__(self, *, entered: bool = False) -> None:
+        self._entered = entered
         self._steps: list[tuple[Callable[..., None], tuple[object, ...]]] = []
 
     def bind(self, source: str, target: str, *, writable: bool = False) -> None:
@@ -107,12 +127,14 @@ class Tree:
         """Shows nothing there."""
         self._steps.append((_empty, (path,)))
 
-    def system(self, hidden: Iterable[str], unread: str, closed: Iterable[str]) -> None:
-        """Shows ``/proc`` and ``/dev``.
+    def processes(self, hidden: Iterable[str], unread: str, closed: Iterable[str]) -> None:
+        """Shows ``/proc``, of the process that takes this step.
 
-        The file ``unread`` lies over ``hidden`` files of /proc, and nothing is in ``closed`` directories.
+        The file ``unread`` lies over ``hidden`` files of it, and nothing is in ``closed`` directories.
         """
         self._steps.append((_proc, (list(hidden), _OLD + unread, list(closed))))
+
+    def devices(self) -> None:
         self._steps.append((_dev, ()))
 
     def enter(self, top: str) -> None:
@@ -234,6 +256,14 @@ def make_groups() -> dict[str, str]:
             continue
         found[name] = group
     return found
+
+
+def join_groups(groups: dict[str, str]) -> None:
+    """Makes this process a member of control groups. Raises OSError."""
+    for group in sorted(set(groups.values())):
+        # One thread joins a group of version 1 so without a lock of all processes.
+        with open(f"{group}/tasks" if not _one_tree() else f"{group}/cgroup.procs", "w", encoding="ascii") as file:
+            file.write("0")
 
 
 def _one_tree() -> bool:

@@ -50,7 +50,7 @@ AGENT = f"{ROOT}/guest.pyz"
 """The guest of the agent that runs, whatever this file is later."""
 PLACES = {"workspace": "/workspace", "tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108 - of the sandbox
 GUEST = "/run/guest.pyz"
-TOP = f"{ROOT}/root"
+TOP, LOG = f"{ROOT}/root", f"{ROOT}/log"
 TOOLS = ("bash",)
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 _HEAD = 8
@@ -59,7 +59,7 @@ _SWITCH = "passwd: files\ngroup: files\nhosts: files\n"
 """Names of hosts are asked of nobody: a name that is not there is unknown at once (nsswitch.conf(5))."""
 _DEBIAN = "/usr/lib/python3/dist-packages"
 _WRITABLE = f"{ROOT}/places"
-_DONE = b"+"
+DONE = b"+"
 _FAILURES = (ImportError, OSError, ValueError, KeyError)
 _MIB = 1 << 20
 _NOSUID, _NODEV, _REMOUNT = 1 << 1, 1 << 2, 1 << 5
@@ -137,7 +137,7 @@ def machine() -> dict[str, Any]:
     """Returns an account of the machine."""
     stage, compiled = f"{BAKED}/stage.py", f"{BAKED}/stage.pyc"
     return {
-        "missing": _missing(),
+        "missing": missing(),
         "root": os.geteuid() == 0,
         "boot": _text("/proc/sys/kernel/random/boot_id").strip(),
         "release": os.uname().release,
@@ -175,7 +175,7 @@ def write(path: str, value: object) -> None:
         file.write(str(value))
 
 
-def _missing() -> list[str]:
+def missing() -> list[str]:
     places = _ENVIRONMENT["PATH"].split(":")
     return [tool for tool in TOOLS if not any(os.access(f"{place}/{tool}", os.X_OK) for place in places)]
 
@@ -215,14 +215,14 @@ def prepare(fixed: dict[str, Any], *, ahead: bool = False) -> Prepared:
 
     With ``ahead`` the agent's modules for commands are imported, too. Raises ValueError.
     """
-    if missing := _missing():
-        raise ValueError(f"the template lacks {', '.join(missing)}")
+    if lacking := missing():
+        raise ValueError(f"the template lacks {', '.join(lacking)}")
     if fixed["filters"].get(os.uname().machine) is None:
         raise ValueError(f"no filter of system calls is known for {os.uname().machine}")
     os.makedirs(CONTENT, 0o755, exist_ok=True)
     os.symlink(fixed["guest"], AGENT)
     groups = inside(AGENT, "space").make_groups()
-    _make_places(fixed)
+    make_places(fixed)
     return _launch(fixed, groups, ahead)
 
 
@@ -235,19 +235,30 @@ class Prepared:
 
     def finish(self, order: dict[str, Any]) -> dict[str, Any]:
         """Makes the rest; returns the agent's process and the limits in force. Raises ValueError."""
-        _unpack(order)
-        limits = inside(AGENT, "space").limit_groups(self._groups, order["group"])
-        _size_places(order["disk_mb"], remount=True)
-        mounts = [[os.path.realpath(_content(source)), *targets] for source, *targets in order["mounts"]]
-        packages = order["packages"] and os.path.realpath(_content(order["packages"]))
-        settings = order["agent"] | {"filters": self._fixed["filters"][os.uname().machine]}
-        for told in ({"mounts": mounts, "packages": packages}, settings):
+        limits, *parts = fit(self._fixed, self._groups, order)
+        for told in parts:
             text = inside(AGENT, "jsontext").encode(told)
             _send(self._ordering, b"%08x" % len(text) + text)
         os.close(self._ordering)
-        _hear(self._told)
+        hear(self._told)
         os.close(self._told)
         return {"pid": self._pid, "groups": sorted(limits)}
+
+
+def fit(
+    fixed: dict[str, Any], groups: dict[str, str], order: dict[str, Any]
+) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
+    """Makes what an order alone tells, outside of the sandbox.
+
+    Returns the limits in force, what the sandbox shows and the agent's settings. Raises ValueError.
+    """
+    _unpack(order)
+    limits = inside(AGENT, "space").limit_groups(groups, order["group"])
+    _size_places(order["disk_mb"], remount=True)
+    mounts = [[os.path.realpath(_content(source)), *targets] for source, *targets in order["mounts"]]
+    packages = order["packages"] and os.path.realpath(_content(order["packages"]))
+    settings = order["agent"] | {"filters": fixed["filters"][os.uname().machine]}
+    return limits, {"mounts": mounts, "packages": packages}, settings
 
 
 def _send(target: int, data: bytes) -> None:
@@ -255,9 +266,9 @@ def _send(target: int, data: bytes) -> None:
         data = data[os.write(target, data) :]
 
 
-def _hear(told: int) -> None:
+def hear(told: int) -> None:
     """Waits for a step of process 1. Raises ValueError with its reason."""
-    if (said := os.read(told, 1)) != _DONE:
+    if (said := os.read(told, 1)) != DONE:
         while piece := os.read(told, 4096):
             said += piece
         raise ValueError(f"its place could not be made: {said.decode('utf-8', 'replace').strip()[:300]}")
@@ -318,7 +329,7 @@ def _content(name: str) -> str:
     raise ValueError(f"the content {name} did not come")
 
 
-def _make_places(fixed: dict[str, Any]) -> None:
+def make_places(fixed: dict[str, Any]) -> None:
     """Makes the writable places, in one file system, and files of /etc."""
     uid, etc = fixed["uid"], f"{ROOT}/etc"
     for directory in (_WRITABLE, etc):
@@ -351,36 +362,39 @@ def _launch(fixed: dict[str, Any], groups: dict[str, str], ahead: bool) -> Prepa
     """Starts process 1 of the sandbox, which waits for its order. Raises ValueError."""
     told, telling = os.pipe()
     ordered, ordering = os.pipe()
-    # It is made out here: a socket is listed in the network that it was made in.
-    listener = socket.socket(socket.AF_UNIX)
-    usual = os.umask(0o177)
-    listener.bind(SOCKET)
-    os.umask(usual)
-    listener.listen(16)
+    listener = listening()
     if child := os.fork():
         os.close(telling)
         os.close(ordered)
         listener.close()
         os.waitpid(child, 0)
-        _hear(told)
+        hear(told)
         pid = int(_read(_HEAD, told), 16)
-        _hear(told)
+        hear(told)
         return Prepared(fixed, groups, pid, ordering, told)
     try:
         os.setsid()
-        for group in sorted(set(groups.values())):
-            # One thread joins a group of version 1 so without a lock of all processes.
-            write(f"{group}/tasks" if os.path.exists(f"{group}/tasks") else f"{group}/cgroup.procs", 0)
+        inside(AGENT, "space").join_groups(groups)
         os.makedirs(TOP, exist_ok=True)
-        inside(AGENT, "space").leave(fixed["host"], fixed.get("spaces", ""))
+        inside(AGENT, "space").leave(fixed["host"])
         if pid := os.fork():  # an orphan: it has the machine's first process as its parent
-            os.write(telling, _DONE + b"%08x" % pid)
+            os.write(telling, DONE + b"%08x" % pid)
         else:
             _become_agent(fixed, groups, listener, (ordered, telling), ahead)
     except (ImportError, OSError, ValueError) as error:
         os.write(telling, f"\n{type(error).__name__}: {error}".encode("utf-8", "replace"))
     finally:
         os._exit(0)
+
+
+def listening() -> socket.socket:
+    """Returns the agent's socket. It is made out here: a socket is listed in the network that it was made in."""
+    listener = socket.socket(socket.AF_UNIX)
+    usual = os.umask(0o177)
+    listener.bind(SOCKET)
+    os.umask(usual)
+    listener.listen(16)
+    return listener
 
 
 def _become_agent(
@@ -392,13 +406,9 @@ def _become_agent(
     """
     ordered, telling = ways
     space = inside(AGENT, "space")
-    log = os.open(f"{ROOT}/log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
-    for number, opened in enumerate((ordered, os.open(os.devnull, os.O_WRONLY), log)):
-        os.dup2(opened, number)
-    kept = sorted((listener.fileno(), telling))
-    for low, high in zip((2, *kept), (*kept, 1 << 20), strict=True):
-        os.closerange(low + 1, high)
-    tree = _tree(space.Tree(), fixed, groups)
+    space.keep_only(LOG, ordered, listener.fileno(), telling)
+    tree = tree_of(space.Tree(), fixed, groups)
+    show_processes(tree, fixed)
     tree.enter(TOP)
     guest = os.stat(GUEST)
     os.environ.clear()
@@ -406,28 +416,36 @@ def _become_agent(
         del sys.modules[name]  # they would look for others of theirs in the machine
     sys.path_importer_cache.clear()
     sys.path[:] = [path for path in sys.path if not path.endswith(".pyz")]
-    agent = inside(GUEST, "command")
+    inside(GUEST, "command")
     if ahead:
         inside(GUEST, "start").import_ahead()
     sys.path.remove(GUEST)
-    os.write(telling, _DONE)
+    os.write(telling, DONE)
     shown = inside(GUEST, "jsontext").decode(_read(int(_read(_HEAD), 16)))
     settings = _read(int(_read(_HEAD), 16))
-    _show(tree, shown)
-    if not os.path.samestat(guest, os.stat(GUEST)):
-        raise ValueError("content hides what is ours")
+    show(tree, shown, guest)
     space.become(fixed["uid"])
+    be_agent(bytes(settings), listener, telling)
+
+
+def be_agent(settings: bytes, listener: socket.socket, telling: int) -> None:
+    """Is the agent of a place that is whole, and says so. Raises OSError."""
     given = os.memfd_create("settings")
     os.write(given, settings + b"\n")
     os.lseek(given, 0, os.SEEK_SET)
     os.dup2(given, 0)
     os.close(given)
-    os.write(telling, _DONE)
+    os.write(telling, DONE)
     os.close(telling)
-    os._exit(agent.main(["listen", f"fd:{listener.detach()}"], GUEST))
+    os._exit(inside(GUEST, "command").main(["listen", f"fd:{listener.detach()}"], GUEST))
 
 
-def _tree(tree: Any, fixed: dict[str, Any], groups: dict[str, str]) -> Any:
+def show_processes(tree: Any, fixed: dict[str, Any]) -> None:
+    """Shows /proc of the process that takes this step."""
+    tree.processes(fixed["masked_files"], f"{ROOT}/etc/nothing", fixed["masked_directories"])
+
+
+def tree_of(tree: Any, fixed: dict[str, Any], groups: dict[str, str]) -> Any:
     """Returns the part of the sandbox's file tree that depends on no order."""
     tree.bind("/usr", "/usr")
     for name in ("bin", "sbin", "lib", "lib64"):
@@ -442,15 +460,18 @@ def _tree(tree: Any, fixed: dict[str, Any], groups: dict[str, str]) -> Any:
         tree.bind(f"{ROOT}/etc/{name}", f"/etc/{name}")
     if not sys.base_prefix.startswith("/usr"):
         tree.bind(sys.base_prefix, sys.base_prefix)
-    tree.system(fixed["masked_files"], f"{ROOT}/etc/nothing", fixed["masked_directories"])
+    tree.devices()
     tree.bind(fixed["guest"], GUEST)
     for group in sorted(set(groups.values())):
         tree.bind(group, os.path.dirname(group))
     return tree
 
 
-def _show(tree: Any, shown: dict[str, Any]) -> None:
-    """Shows packages, content and the writable places, and leaves the machine's tree for good."""
+def show(tree: Any, shown: dict[str, Any], guest: os.stat_result) -> None:
+    """Shows packages, content and the writable places, and leaves the machine's tree for good.
+
+    Raises OSError, ValueError: where the file of the guest would be another, too.
+    """
     _packages(tree, shown["packages"])
     for source, target, *aliases in shown["mounts"]:
         tree.bind(source, target)
@@ -459,6 +480,8 @@ def _show(tree: Any, shown: dict[str, Any]) -> None:
     for name, target in PLACES.items():
         tree.bind(f"{_WRITABLE}/{name}", target, writable=True)
     tree.seal()
+    if not os.path.samestat(guest, os.stat(GUEST)):
+        raise ValueError("content hides what is ours")
 
 
 def _packages(tree: Any, source: str) -> None:

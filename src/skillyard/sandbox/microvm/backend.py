@@ -36,11 +36,11 @@ from skillyard.sandbox.e2b import order as orders
 from skillyard.sandbox.microvm import machine
 from skillyard.sandbox.microvm.accel import Accelerator
 from skillyard.sandbox.microvm.channel import opener
-from skillyard.sandbox.microvm.first import PLACE, SPACES, seed_message
+from skillyard.sandbox.microvm.first import seed_message
 from skillyard.sandbox.microvm.image import Image, built_at, open_image
 from skillyard.sandbox.microvm.machine import Shape, count
 from skillyard.sandbox.microvm.probe import LOOK, NAME, WITHOUT, absent, judge
-from skillyard.sandbox.microvm.snapshot import Snapshots, last_words
+from skillyard.sandbox.microvm.snapshot import GUEST, Snapshots, last_words
 from skillyard.sandbox.native.groups.groups import Group
 from skillyard.sandbox.native.probe import look_inside
 from skillyard.sandbox.oci import container
@@ -429,8 +429,8 @@ async def _connect(sandbox: AgentSandbox) -> None:
 
 
 def _order(spec: SandboxSpec, secret: str, shape: Shape, archive: int, *, leased: bool, ahead: bool) -> dict[str, Any]:
-    given = orders.order(spec, secret, f"{PLACE}/guest.pyz", shape.processors)
-    given["fixed"]["spaces"] = SPACES
+    given = orders.order(spec, secret, GUEST, shape.processors)
+    del given["fixed"]  # it is in the snapshot
     given["agent"] |= {"lease_s": LEASE_S if leased else None, "ahead": ahead or given["agent"]["ahead"]}
     return given | {"archive": archive}
 

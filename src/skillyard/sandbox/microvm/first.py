@@ -20,8 +20,6 @@ CHANNELS = 4
 READY = b"ready\n"
 PLACE = "/run/machine"
 """Our files in a machine: they come before the snapshot is made."""
-SPACES = f"{PLACE}/spaces"
-"""Namespaces that were made before the snapshot: empty ones, where loopback is up."""
 MODULES = ("virtio_pci", "virtio_blk", "virtio_console", "squashfs")
 
 INIT = f"""#!/bin/busybox sh
@@ -57,16 +55,23 @@ exec switch_root /root {PLACE}/busybox sh {PLACE}/second
 
 SECOND = f"""b={PLACE}/busybox
 $b hostname skillyard
+# Nothing else works here, so a change of mounts and groups need not wait for a pause of all processors' work.
+echo 1 >/sys/kernel/rcu_expedited
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 # What a sandbox looks for is in memory, and also that it is not there: else each look reads the disk.
 $b find /etc /lib64 /usr/bin /usr/lib/locale /usr/lib/python3.* /usr/local/lib/python3.* -maxdepth 2 >/dev/null 2>&1
 command -v python3 bash >/dev/null
 $b cat $($b cat {PLACE}/warm) >/dev/null 2>&1
-# What takes a kernel long and depends on no sandbox is there before the snapshot; nobody is in it.
-for name in memory pids cpu; do echo +$name >/sys/fs/cgroup/cgroup.subtree_control; done
-$b mkdir /sys/fs/cgroup/skillyard {SPACES}
-for name in ipc net uts; do : >{SPACES}/$name; done
-$b unshare --ipc={SPACES}/ipc --net={SPACES}/net --uts={SPACES}/uts $b ifconfig lo up || $b poweroff -f
+$b ln {PLACE}/guest.pyz /run/guest.pyz
+# What depends on no sandbox is there before the snapshot; nobody is in it, and the interpreter that makes it ends.
+run() {{
+    exec python3 -I -S -c "
+import sys
+sys.path.insert(0, '{PLACE}')
+from skillyard.sandbox.microvm import inside
+inside.$1()"
+}}
+(run ahead >/dev/null) || $b poweroff -f
 echo ready
 tries=0
 until {PLACE}/seed 3>/dev/urandom; do  # before the host is there, it reads nothing
@@ -74,11 +79,7 @@ until {PLACE}/seed 3>/dev/urandom; do  # before the host is there, it reads noth
     [ $tries = 200 ] && $b poweroff -f
     $b usleep 20000
 done
-exec python3 -I -S -c '
-import sys
-sys.path.insert(0, "{PLACE}")
-from skillyard.sandbox.microvm.inside import main
-main()'
+run main
 """
 """The script that waits in a snapshot: in ``seed``, for the first bytes of a sandbox."""
 

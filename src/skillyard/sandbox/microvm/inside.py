@@ -2,8 +2,10 @@
 
 It runs as root and process 1, started after the machine was given entropy of its own. The order comes on descriptor 0,
 then the content as an archive. The stage makes namespaces, limits and walls round the agent (that of the e2b backend,
-:mod:`skillyard.sandbox.e2b.stage`). Each port is one channel at a time: it begins with :data:`BANNER`, is closed when
-either end closes it, and is opened anew, which drops what was left on the way. The machine ends with its agent.
+:mod:`skillyard.sandbox.e2b.stage`). What depends on no order is in the snapshot: an interpreter that had ended before
+it was saved made the namespaces and most of the file tree (:func:`ahead`), and the agent is the first process in there.
+Each port is one channel at a time: it begins with :data:`BANNER`, is closed when either end closes it, and is opened
+anew, which drops what was left on the way. The machine ends with its agent.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     import socket
+    from collections.abc import Callable
     from typing import Any, NoReturn
 else:
     import _signal as signal
@@ -27,19 +30,52 @@ else:
 
 BANNER = b"skillyard channel\n"
 CHANNEL = "skillyard.channel"
+SPACES, FIXED, GROUPS = "/run/machine/spaces", "/run/machine/fixed.json", "/run/machine/groups.json"
 _PORTS, _DEVICES = "/sys/class/virtio-ports", "/dev"
 _BUSYBOX = "/run/machine/busybox"
 _PIECE = 64 * 1024
 _LOOK_MS = 500
 _MOST_ORDER = 16 << 20
-_GUEST = "/run/machine/guest.pyz"
+# It has one path in the machine and in the sandbox, so no module of it is imported twice.
+stage.AGENT = stage.GUEST
+
+
+def ahead() -> None:
+    """Makes what depends on no sandbox. Nobody is in there before the order of one. Raises OSError, ValueError."""
+    if lacking := stage.missing():
+        raise ValueError(f"the image lacks {', '.join(lacking)}")
+    fixed, space = _read(FIXED), stage.inside(stage.GUEST, "space")
+    groups = space.make_groups()
+    stage.make_places(fixed)
+    for place in (stage.CONTENT, stage.TOP, SPACES):
+        os.makedirs(place, 0o755)
+    told, telling = os.pipe()
+    if child := os.fork():
+        os.close(telling)
+        stage.hear(told)
+        space.keep(child, SPACES)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        stage.write(GROUPS, stage.inside(stage.GUEST, "jsontext").encode(groups).decode())
+        return
+    _child(telling, _leave, fixed, groups)
+
+
+def _leave(fixed: dict[str, Any], groups: dict[str, str], telling: int) -> None:
+    """Makes namespaces round this process, and a file tree without /proc, and waits. Raises OSError, ValueError."""
+    space = stage.inside(stage.GUEST, "space")
+    space.join_groups(groups)  # a namespace of groups shows those below that of its maker
+    space.leave(fixed["host"])
+    stage.tree_of(space.Tree(), fixed, groups).enter(stage.TOP)
+    os.write(telling, stage.DONE)
+    signal.pause()
 
 
 def main() -> NoReturn:
     """Serves one sandbox, and ends the machine with it."""
     try:
         order = _order()
-        told = stage.made(order) | (stage.machine() if order["account"] else {})
+        told = _made(order) | (stage.machine() if order["account"] else {})
         agent = os.pidfd_open(told["pid"])
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended children are nobody's
         _tell(told)
@@ -48,6 +84,59 @@ def main() -> NoReturn:
         _tell({"error": f"{type(error).__name__}: {error}"[:500]})
     finally:
         os.execv(_BUSYBOX, ["busybox", "poweroff", "-f"])
+
+
+def _read(file: str) -> dict[str, Any]:
+    with open(file, "rb") as opened:
+        found: dict[str, Any] = stage.inside(stage.GUEST, "jsontext").decode(opened.read())
+    return found
+
+
+def _child(telling: int, work: Callable[..., None], *given: Any) -> NoReturn:
+    """Does the work of a child, which ends with it, and tells its failure."""
+    try:
+        work(*given, telling)
+    except (ImportError, OSError, ValueError) as error:
+        os.write(telling, f"\n{type(error).__name__}: {error}".encode("utf-8", "replace"))
+    finally:
+        os._exit(0)
+
+
+def _made(order: dict[str, Any]) -> dict[str, Any]:
+    """Makes the sandbox of an order; returns the agent's process and the limits in force. Raises ValueError."""
+    fixed, groups = _read(FIXED), _read(GROUPS)
+    limits, shown, settings = stage.fit(fixed, groups, order)
+    space, listener = stage.inside(stage.GUEST, "space"), stage.listening()
+    told, telling = os.pipe()
+    space.begin_processes()
+    if pid := os.fork():
+        os.close(telling)
+        listener.close()
+        stage.hear(told)
+        os.close(told)
+        return {"pid": pid, "groups": sorted(limits)}
+    _child(telling, _become_agent, fixed, groups, shown, settings, listener)
+
+
+def _become_agent(
+    fixed: dict[str, Any], groups: dict[str, Any], shown: dict[str, Any], settings: dict[str, Any],
+    listener: socket.socket, telling: int,
+) -> None:  # fmt: skip
+    """Turns this process, the first of its namespace, into the agent. Raises OSError, ValueError."""
+    space = stage.inside(stage.GUEST, "space")
+    os.setsid()
+    space.join_groups(groups)
+    space.keep_only(stage.LOG, os.open(os.devnull, os.O_RDONLY), listener.fileno(), telling)
+    space.enter(SPACES)
+    os.umask(0o022)
+    os.environ.clear()
+    sys.path[:] = [path for path in sys.path if not path.startswith("/run/")]
+    guest, tree = os.stat(stage.GUEST), space.Tree(entered=True)
+    stage.inside(stage.GUEST, "command")
+    stage.show_processes(tree, fixed)
+    stage.show(tree, shown, guest)
+    space.become(fixed["uid"])
+    stage.be_agent(stage.inside(stage.GUEST, "jsontext").encode(settings), listener, telling)
 
 
 def _order() -> dict[str, Any]:
@@ -59,14 +148,14 @@ def _order() -> dict[str, Any]:
             raise ValueError("the order did not come whole")
         line += piece
     _tell({"taken": len(line)})
-    order = stage.inside(_GUEST, "jsontext").decode(line)
+    order = stage.inside(stage.GUEST, "jsontext").decode(line)
     if not isinstance(order, dict):
         raise ValueError("not an order")
     return order
 
 
 def _tell(value: dict[str, Any]) -> None:
-    data = stage.inside(_GUEST, "jsontext").encode(value) + b"\n"
+    data = stage.inside(stage.GUEST, "jsontext").encode(value) + b"\n"
     while data:
         data = data[os.write(1, data) :]
 

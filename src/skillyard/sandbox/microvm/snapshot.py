@@ -11,6 +11,7 @@ import asyncio
 import fcntl
 import hashlib
 import io
+import json
 import os
 import secrets
 import shutil
@@ -25,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from skillyard.domain.errors import SandboxFault
+from skillyard.sandbox.e2b.order import fixed
 from skillyard.sandbox.guest_argv import bytecode, guest_bundle
 from skillyard.sandbox.microvm import machine
-from skillyard.sandbox.microvm.first import READY, SECOND, seed_program
+from skillyard.sandbox.microvm.first import PLACE, READY, SECOND, seed_program
 from skillyard.sandbox.microvm.image import Image, digest_of
 from skillyard.sandbox.microvm.machine import Shape
 from skillyard.sandbox.microvm.memory import blank, copied, seal
@@ -37,6 +39,7 @@ from skillyard.values import dataclass
 BOOT_S = 300.0
 KEPT = 6
 """Snapshots that are kept; those that were used longest ago go first."""
+GUEST = f"{PLACE}/guest.pyz"
 _OURS = ("skillyard/sandbox/microvm/inside.py", "skillyard/sandbox/e2b/stage.py")
 _WARM = """
 /usr/bin/python3 /bin/sh /bin/bash /lib64/ld-linux* /lib/*/libtinfo.so.6
@@ -215,7 +218,7 @@ async def _save(place: Path) -> None:
 def files() -> bytes:
     """Returns our files in a machine as a tar archive, the same for the same sources."""
     found = {"guest.pyz": guest_bundle(), "warm": _WARM.encode()}
-    found |= {"second": SECOND.encode(), "seed": seed_program()}
+    found |= {"fixed.json": json.dumps(fixed(GUEST)).encode(), "second": SECOND.encode(), "seed": seed_program()}
     for name in _OURS:
         source = resources.files("skillyard").joinpath(name.partition("/")[2]).read_bytes()
         folder, _, module = name.removesuffix(".py").rpartition("/")
