@@ -2,8 +2,9 @@
 
 It runs as root and process 1, started after the machine was given entropy of its own. The order comes on descriptor 0,
 then the content as an archive. The stage makes namespaces, limits and walls round the agent (that of the e2b backend,
-:mod:`skillyard.sandbox.e2b.stage`). What depends on no order is in the snapshot: an interpreter that had ended before
-it was saved made the namespaces and most of the file tree (:func:`ahead`), and the agent is the first process in there.
+:mod:`skillyard.sandbox.e2b.stage`). An interpreter that had ended before the snapshot was saved made the namespaces
+and most of the file tree (:func:`ahead`); the agent is the first process in there.
+
 Each port is one channel at a time: it begins with :data:`BANNER`, is closed when either end closes it, and is opened
 anew, which drops what was left on the way. The machine ends with its agent.
 """
