@@ -66,6 +66,19 @@ def end_of(process: int, number: int) -> int:
     return found
 
 
+def listening(path: str) -> socket.socket:
+    """Returns an agent's socket, made outside of its sandbox. Raises OSError.
+
+    A network lists the sockets that were made in it.
+    """
+    listener = socket.socket(socket.AF_UNIX)
+    usual = os.umask(0o177)
+    listener.bind(path)
+    os.umask(usual)
+    listener.listen(16)
+    return listener
+
+
 def leave(hostname: str) -> None:
     """Leaves the machine's namespaces; the next child is process 1 of its own. Raises OSError."""
     done(_unshare(_IPC | _NET | _UTS | _PID | _MOUNTS | _CGROUP), "unshare")

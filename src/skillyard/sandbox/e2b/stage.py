@@ -362,7 +362,7 @@ def _launch(fixed: dict[str, Any], groups: dict[str, str], ahead: bool) -> Prepa
     """Starts process 1 of the sandbox, which waits for its order. Raises ValueError."""
     told, telling = os.pipe()
     ordered, ordering = os.pipe()
-    listener = listening()
+    listener = inside(AGENT, "space").listening(SOCKET)
     if child := os.fork():
         os.close(telling)
         os.close(ordered)
@@ -385,16 +385,6 @@ def _launch(fixed: dict[str, Any], groups: dict[str, str], ahead: bool) -> Prepa
         os.write(telling, f"\n{type(error).__name__}: {error}".encode("utf-8", "replace"))
     finally:
         os._exit(0)
-
-
-def listening() -> socket.socket:
-    """Returns the agent's socket. It is made out here: a socket is listed in the network that it was made in."""
-    listener = socket.socket(socket.AF_UNIX)
-    usual = os.umask(0o177)
-    listener.bind(SOCKET)
-    os.umask(usual)
-    listener.listen(16)
-    return listener
 
 
 def _become_agent(

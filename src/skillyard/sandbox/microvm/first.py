@@ -55,8 +55,6 @@ exec switch_root /root {PLACE}/busybox sh {PLACE}/second
 
 SECOND = f"""b={PLACE}/busybox
 $b hostname skillyard
-# Nothing else works here, so a change of mounts and groups need not wait for a pause of all processors' work.
-echo 1 >/sys/kernel/rcu_expedited
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 # What a sandbox looks for is in memory, and also that it is not there: else each look reads the disk.
 $b find /etc /lib64 /usr/bin /usr/lib/locale /usr/lib/python3.* /usr/local/lib/python3.* -maxdepth 2 >/dev/null 2>&1

@@ -107,7 +107,8 @@ def _made(order: dict[str, Any]) -> dict[str, Any]:
     """Makes the sandbox of an order; returns the agent's process and the limits in force. Raises ValueError."""
     fixed, groups = _read(FIXED), _read(GROUPS)
     limits, shown, settings = stage.fit(fixed, groups, order)
-    space, listener = stage.inside(stage.GUEST, "space"), stage.listening()
+    space = stage.inside(stage.GUEST, "space")
+    listener = space.listening(stage.SOCKET)
     told, telling = os.pipe()
     space.begin_processes()
     if pid := os.fork():
