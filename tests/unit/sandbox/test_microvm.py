@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from skillyard.domain.errors import InvalidInput, SandboxFault, SandboxGone
 from skillyard.sandbox.agent_channel import ChannelLost
+from skillyard.sandbox.e2b import stage
 from skillyard.sandbox.microvm import first, image, machine, memory
 from skillyard.sandbox.microvm.build import archive, build_image, depends
 from skillyard.sandbox.microvm.channel import Port, opener
@@ -66,6 +67,10 @@ async def test_a_channel_begins_behind_the_banner_however_the_bytes_come(junk: b
 async def test_a_channel_without_a_banner_is_lost(data: bytes) -> None:
     with pytest.raises(ChannelLost):
         await port(data).begin()
+
+
+def test_a_server_that_has_machines_finds_the_guest_of_e2b_where_that_is() -> None:
+    assert stage.AGENT.startswith(f"{stage.ROOT}/")
 
 
 SERVES = """

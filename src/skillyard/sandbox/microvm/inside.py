@@ -37,12 +37,11 @@ _BUSYBOX = "/run/machine/busybox"
 _PIECE = 64 * 1024
 _LOOK_MS = 500
 _MOST_ORDER = 16 << 20
-# It has one path in the machine and in the sandbox, so no module of it is imported twice.
-stage.AGENT = stage.GUEST
 
 
 def ahead() -> None:
     """Makes what depends on no sandbox. Nobody is in there before the order of one. Raises OSError, ValueError."""
+    _begin()
     if lacking := stage.missing():
         raise ValueError(f"the image lacks {', '.join(lacking)}")
     fixed, space = _read(FIXED), stage.inside(stage.GUEST, "space")
@@ -74,6 +73,7 @@ def _leave(fixed: dict[str, Any], groups: dict[str, str], telling: int) -> None:
 
 def main() -> NoReturn:
     """Serves one sandbox, and ends the machine with it."""
+    _begin()
     try:
         order = _order()
         told = _made(order) | (stage.machine() if order["account"] else {})
@@ -85,6 +85,12 @@ def main() -> NoReturn:
         _tell({"error": f"{type(error).__name__}: {error}"[:500]})
     finally:
         os.execv(_BUSYBOX, ["busybox", "poweroff", "-f"])
+
+
+def _begin() -> None:
+    # The guest has one path in the machine and in the sandbox, so no module of it is imported twice. The server imports
+    # this module, too, and has the stage of other machines.
+    stage.AGENT = stage.GUEST
 
 
 def _read(file: str) -> dict[str, Any]:
