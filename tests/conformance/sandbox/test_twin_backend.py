@@ -22,6 +22,8 @@ BEYOND = {
         programs-both_names_of_the_interpreter_work programs-certificates_are_there endings-kill_ends_the_whole_tree
         endings-timeout_keeps_the_output_and_ends_the_tree endings-single_sandbox_ends_with_its_program
         endings-wait_is_not_held_up_by_a_pipe_in_other_hands endings-destroy_ends_what_runs
+        endings-timeout_ends_processes_that_go_on_as_others
+        endings-sandbox_that_was_cleared_has_no_processes_that_go_on_as_others
         trees-programs_may_end_what_serves_files
         trees-closed_directories_and_files_are_in_the_tree files-write_sets_the_mode mounts-directory_is_shown
         content-programs_of_a_tree_are_executed

@@ -36,9 +36,10 @@ FORMS: tuple[Form, ...] = (
     {"failed": str, "why": str},
     {"ended": str, "status": int, "cpu": float, "rss": int},
     {"weighed": int},
-    {"end_tree": int, "beside": bool},
+    {"end_tree": int},
+    {"end_stopped": int},
 )
-"""The forms of an init's messages, told apart by the first fields. The last two are gVisor's and landlock's."""
+"""The forms of an init's messages, told apart by the first fields. The last three are gVisor's and landlock's."""
 
 
 def hear_init(sock: socket.socket) -> dict[str, Any] | None:

@@ -106,8 +106,14 @@ class LandlockPlace:
 
     def told(self, sandbox: Sandbox, message: dict[str, Any]) -> bool:
         if "end_tree" in message:
-            _end_tree(sandbox, message["end_tree"], beside=message["beside"])
-        return "end_tree" in message
+            _end_tree(sandbox.pid, message["end_tree"])
+        elif "end_stopped" in message:
+            _end_tree(sandbox.pid, message["end_stopped"])
+            for pid in below(sandbox.pid, sandbox.shape.pids):  # init has stopped all, and the others go on
+                _signal(pid, signal.SIGCONT)
+        else:
+            return False
+        return True
 
     def ending(self, status: int) -> dict[str, Any] | None:
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXFSZ:
@@ -139,14 +145,13 @@ def _force(sandbox: Sandbox) -> None:
         kernel.pidfd_kill(sandbox.pidfd)
 
 
-def _end_tree(sandbox: Sandbox, leader: int, *, beside: bool) -> None:
+def _end_tree(init: int, leader: int) -> None:
     """Kills a program's processes. Each is stopped before its children, so that none forks away.
 
     The leader's pid comes from init's message and must be a child of init; all other pids come from the kernel.
-    Where others are ``beside`` it, init has stopped all, and they go on.
     """
     seen: list[int] = []
-    queue = [leader] if leader in children(sandbox.pid) else []
+    queue = [leader] if leader in children(init) else []
     while queue:
         pid = queue.pop()
         if _signal(pid, signal.SIGSTOP):
@@ -154,8 +159,6 @@ def _end_tree(sandbox: Sandbox, leader: int, *, beside: bool) -> None:
             queue.extend(children(pid))
     for pid in seen:
         _signal(pid, signal.SIGKILL)
-    for pid in below(sandbox.pid, sandbox.shape.pids) if beside else ():
-        _signal(pid, signal.SIGCONT)
 
 
 def _signal(pid: int, number: int) -> bool:

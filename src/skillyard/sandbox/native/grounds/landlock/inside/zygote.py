@@ -50,7 +50,7 @@ class Init(init.Init):
         # /proc is closed to us, so the keeper looks, and lets the others go on.
         if beside:
             kept.stop_all()
-        packets.send(self._control, {"end_tree": leader, "beside": beside})
+        packets.send(self._control, {"end_stopped" if beside else "end_tree": leader})
 
     def be_child(self, fds: tuple[int, ...]) -> None:
         walls.confine_program(self._spec, self._reach)
