@@ -68,6 +68,7 @@ async def test_beyond_the_limit_of_those_at_work_newcomers_are_turned_away(monke
             await wire.send(post(call("run_code")))
             await within(hanging.started.wait())
         late = await _wire(server)
+        await late.send(post(call("run_code")))
         assert (await late.response())[0] == 503
         hanging.released.set()
         assert [(await wire.response())[0] for wire in working] == [200, 200]
