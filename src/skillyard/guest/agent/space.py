@@ -89,7 +89,11 @@ def leave(hostname: str) -> None:
 
 
 def keep(process: int, directory: str) -> None:
-    """Keeps the namespaces of a process that has left those of the machine, also behind its end. Raises OSError."""
+    """Keeps the namespaces of a process that has left those of the machine, also behind its end. Raises OSError.
+
+    The caller is in the machine's first mount namespace: mount(2) keeps others of lower numbers alone, which Linux
+    gives out by processor from 6.18 on.
+    """
     for name in _KEPT:
         os.close(os.open(f"{directory}/{name}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o400))
         mount(f"/proc/{process}/ns/{name}", f"{directory}/{name}", "", _BIND)
