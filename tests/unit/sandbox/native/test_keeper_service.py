@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,8 +13,11 @@ from skillyard.ipc.channel import FrameReader, encode
 from skillyard.sandbox.native.keeper.connection import WITH_NEXT_S, Connection
 from skillyard.sandbox.native.keeper.ground import Ground
 from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.request import Lease, Shape
+from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.sandboxes import Sandboxes
 from skillyard.sandbox.native.keeper.service import Service
+from tests.unit.sandbox.native.places import BarePlace
 
 BOUND_S = 20.0
 
@@ -181,33 +185,56 @@ def test_a_connection_that_closes_forgets_what_waits() -> None:
     pair[1].close()
 
 
-class Without(Slow):
-    """No sandbox is held."""
+class Holding(Slow):
+    """These sandboxes are held."""
 
-    def __init__(self) -> None:
+    def __init__(self, *sandboxes: Sandbox) -> None:
         super().__init__(0)
-        self.all: dict[str, object] = {}
+        self.all = {sandbox.handle: sandbox for sandbox in sandboxes}
+
+
+def _tell(sandboxes: Holding, loop: Loop, header: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns what a keeper tells a server that connects, says one thing and goes."""
+    service = Service(loop, cast(Sandboxes, sandboxes), cast(Ground, None), {}, linger_s=0.01)
+    ours, theirs = socket.socketpair()
+    service.connected(Connection(loop, ours, service.heard, service.disconnected))
+    theirs.sendall(encode(header))
+    loop.after(0.05, lambda: theirs.shutdown(socket.SHUT_WR))
+    assert run(loop)
+    hello, *told = _frames(theirs)
+    theirs.close()
+    assert hello["event"] == "hello"
+    return told
 
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_start_without_a_sandbox_is_told_either_way(asked: bool) -> None:
     """A start that wants no answer has its end announced: its caller waits for that."""
-    loop = Loop()
-    service = Service(loop, cast(Sandboxes, Without()), cast(Ground, None), {}, linger_s=0.01)
-    ours, theirs = socket.socketpair()
-    service.connected(Connection(loop, ours, service.heard, service.disconnected))
-    header = {"op": "start", "handle": "gone", "id": "p", **({"q": 7} if asked else {})}
-    theirs.sendall(encode(header))
-    loop.after(0.05, lambda: theirs.shutdown(socket.SHUT_WR))
-    assert run(loop)
-    reader = FrameReader()
-    reader.feed(theirs.recv(1 << 16))
-    theirs.close()
-    told = []
-    while (frame := reader.next()) is not None:
-        told.append(frame[0])
-    assert told[0]["event"] == "hello"
+    told = _tell(Holding(), Loop(), {"op": "start", "handle": "gone", "id": "p", **({"q": 7} if asked else {})})
     if asked:
-        assert (told[1]["a"], "gone" in told[1]) == (7, True)
+        assert (told[0]["a"], "gone" in told[0]) == (7, True)
     else:
-        assert told[1:] == [{"event": "end", "handle": "gone", "id": "p", "gone": False}]
+        assert told == [{"event": "end", "handle": "gone", "id": "p", "gone": False}]
+
+
+@pytest.mark.parametrize("argv", [["true"], None], ids=["a program", "a guest"])
+def test_a_start_behind_the_end_of_init_is_told_as_one_without_a_sandbox(
+    tmp_path: Path, argv: list[str] | None
+) -> None:
+    """A limit ends a sandbox while somebody starts a program, and the keeper hears of the end behind that."""
+    loop = Loop()
+    box = Sandbox(
+        loop, "n1", Shape("base@", "", memory_mb=64, cpus=1.0, pids=16, disk_mb=16), BarePlace(), str(tmp_path)
+    )
+    box.lease = Lease("the-key", "task", False, 60_000, "somebody")
+    box.handed_over([])  # of the inner ends nobody has one now
+    if argv is None:
+        assert box.channel is not None
+        box.channel.close()
+        box.channel = None
+    start = {"op": "start", "handle": "n1", "id": "p", "q": 7, "argv": argv, "env": {}, "cwd": "/", "stdin": False}
+    bounds = dict.fromkeys(("log_bytes", "channel_bytes", "stderr_bytes"), 1 << 16) | {"ring": False, "tied": False}
+    told = _tell(Holding(box), loop, start | bounds | {"timeout_ms": 1000})
+    box.release()
+    assert told == [{"a": 7, "gone": "the sandbox has ended"}]
+    assert not box.programs

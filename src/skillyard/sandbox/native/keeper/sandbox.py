@@ -184,7 +184,11 @@ class Sandbox:
         program.deadline = self.loop.after(bound_ms / 1000, lambda: self.kill_program(program, "timeout", late))
 
     def start(self, id: str, message: dict[str, Any], caps: Caps, request: bytes | None) -> Program:
-        """Starts a program. Raises OSError when init is gone, ValueError when it has no room for the message."""
+        """Starts a program.
+
+        Raises BrokenPipeError or ConnectionResetError when init is gone, ValueError when it has no room for the
+        message.
+        """
         single = self.lease is not None and self.lease.single
         program = Program(
             self.loop, id, self._spool_dir, caps, lambda over, why: self.kill_program(over, "output", why)

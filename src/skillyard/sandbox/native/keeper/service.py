@@ -273,7 +273,10 @@ class Service:
             header.get("wait", False),
         )
         request = body if header["argv"] is None else None
-        program = sandbox.start(header["id"], header, caps, request)
+        try:
+            program = sandbox.start(header["id"], header, caps, request)
+        except (BrokenPipeError, ConnectionResetError):
+            raise Unknown("the sandbox has ended") from None  # and its pidfd says so at the next turn of the loop
         program.tied = header["tied"]
         sandbox.give_time(program, header["timeout_ms"])
 
