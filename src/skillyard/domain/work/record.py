@@ -56,7 +56,8 @@ ERROR_TYPES: dict[Outcome, str] = {
 class Usage:
     """The usage of a process tree, as the kernel counted it; None where nothing counts it here.
 
-    ``source`` names the counter: ``cgroup``, ``rusage`` or ``sampled``.
+    ``source`` names the counter: ``cgroup``, ``rusage`` or ``sampled``. ``whole`` says that processor time and memory
+    are those of the whole sandbox so far, not of this tree alone.
     """
 
     cpu_ms: float | None = None
@@ -64,6 +65,7 @@ class Usage:
     wall_ms: float | None = None
     startup_ms: float | None = None
     source: str = "rusage"
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,9 +210,9 @@ class SessionLoan(Loan):
 
     def own(self, ending: Ending) -> Ending:
         self._ending = ending
-        before = Usage() if self._before is None else self._before.usage
         used = ending.usage
-        known = (self._order.handle is None or self._before is not None) and not self.keeps
+        before = Usage() if self._before is None or not used.whole else self._before.usage
+        known = not used.whole or ((self._order.handle is None or self._before is not None) and not self.keeps)
         cpu_ms = used.cpu_ms if used.cpu_ms is None else max(0.0, used.cpu_ms - (before.cpu_ms or 0.0))
         peak = used.peak_memory_bytes
         if peak is not None and before.peak_memory_bytes is not None and peak <= before.peak_memory_bytes:
@@ -223,6 +223,7 @@ class SessionLoan(Loan):
             peak_memory_bytes=peak if known else None,
             wall_ms=self._wall_ms(),
             startup_ms=used.startup_ms if self._before is None else None,
+            whole=False,
         )
         hits = ending.hits if self._before is None else ending.hits - self._before.hits
         return replace(ending, usage=usage, hits=hits)

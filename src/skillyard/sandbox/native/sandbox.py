@@ -219,7 +219,7 @@ def _ending(told: dict[str, Any], *, parting: bool) -> Ending:
         told.get("code"),
         told.get("signal"),
         told.get("reason", ""),
-        Usage(**told["usage"]),
+        Usage(**told["usage"], whole=True),
         frozenset(told.get("hits", ())),
         parting=parting,
     )

@@ -451,12 +451,16 @@ async def code_that_comes_too_late_is_lost(ground: Ground) -> None:
 
 @endings.check()
 async def usage_is_told(ground: Ground) -> None:
-    ending = (await ground.run(python(BURN))).ending
-    usage = ending.usage
+    async with ground.sandbox() as sandbox:
+        usage = (await run(sandbox, python(BURN))).ending.usage
+        after = (await run(sandbox, python("pass"))).ending.usage
     expect(usage.wall_ms is not None and usage.wall_ms >= 250, "wall time is told in milliseconds", usage)
     expect(usage.cpu_ms is None or 250 <= usage.cpu_ms < 10_000, "cpu time, where it is counted", usage)
     peak = usage.peak_memory_bytes
     expect(peak is None or 50_000_000 < peak < 400_000_000, "peak memory in bytes, where it is counted", usage)
+    if usage.cpu_ms is not None and after.cpu_ms is not None:
+        told = after.whole == usage.whole == (after.cpu_ms >= usage.cpu_ms)
+        expect(told, "usage says whether it is that of the whole sandbox so far", (usage, after))
 
 
 async def _bounded(process: Process, deadline_s: float = 0.0) -> Ending:

@@ -98,7 +98,7 @@ class TwinProcess:
         ending = ending or Ending(Outcome.EXIT, code=0)
         if ending.usage == Usage():
             wall_ms = (time.monotonic() - self._began) * 1000
-            ending = replace(ending, usage=Usage(1.0, 1 << 20, wall_ms, source="cgroup"))
+            ending = replace(ending, usage=Usage(1.0, 1 << 20, wall_ms, source="cgroup", whole=True))
         self.ended.set_result(ending)
         self._input_open = False
         self._tell()
