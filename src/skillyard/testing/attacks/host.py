@@ -40,6 +40,7 @@ FILES.program(
               "secrets.sealed", "tokens.json", "keeper.sock", "keeper.lock", "docker.sock", ".bash_history"}
     own = {"/workspace", "/tmp", "/dev/shm", "/proc", "/sys", "/var/tmp"}
     devices = {"/dev/" + name for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "console")}
+    devices |= {"/dev/pts/ptmx"} if OWN_KERNEL else set()  # terminals of its own kernel
     seen = 0
     tops = ("/",) if listed("/") else ("/usr", "/etc", "/var", "/run", "/root", "/home", "/opt", "/srv",
                                            "/usr/bin", "/usr/lib", os.path.dirname(os.__file__))
