@@ -107,9 +107,11 @@ def _argv(command):
 MUTANTS = (
     Mutant(
         "hopping", ("rule: nothing of a call goes on beside the next",),
-        "init ends only what it finds, and nobody looks whether the sandbox is clear", ("commands-hopping",),
+        "init ends only what it finds, and nobody else ends anything or looks whether the sandbox is clear",
+        ("commands-hopping",),
         {
             INSIDE: "def end_all_others(reaped=None):\n    return None",
+            "guest/programs/follower.py": "def _end_all(leader, wake):\n    return None",
             "guest/clearing.py": "def _staying(spared):\n    return []",
         },
     ),
