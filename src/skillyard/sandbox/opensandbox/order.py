@@ -12,7 +12,7 @@ from skillyard.guest.command import START
 from skillyard.sandbox.e2b.order import LEASE_S, name_of
 from skillyard.sandbox.oci import calls, container
 
-OVERHEAD_MB = 96
+OVERHEAD_MB = 72
 """Memory of the server's daemon until it is ended, of the door, the agent and a supervisor."""
 _UIDS = range(1 << 20, 1 << 31)
 
