@@ -10,9 +10,10 @@ from skillyard.domain.sandbox.spec import Guest, Held, Start
 from skillyard.domain.skill.skill import SkillKind
 from skillyard.domain.work.record import Ending, Outcome, Usage
 from skillyard.domain.work.session import SessionState
-from skillyard.testing.twin_sandbox import TwinSandbox
+from skillyard.testing.twin_sandbox import TwinProcess, TwinSandbox
 from tests.unit.engine.conftest import Rig, playing
 from tests.unit.engine.fakes import a_skill, result
+from tests.unit.engine.sessions.test_sessions import run_cmd
 
 pytestmark = pytest.mark.anyio
 ANN = Principal("ann", frozenset({Scope.RUN_CODE, Scope.BLOBS}), agent="crawler")
@@ -72,3 +73,20 @@ async def test_a_session_whose_end_is_not_confirmed_has_lost_its_sandbox_already
     assert (session.state, rig.backend.held) == (SessionState.DRAINING, {})
     await rig.app.sessions.reap()
     assert await rig.app.ports.sessions.live() == []
+
+
+@pytest.mark.parametrize(("whole", "cpu_ms", "peak"), [(True, 0.0, None), (False, 1.0, 1 << 20)])
+async def test_usage_is_that_of_the_call_alone(rig: Rig, whole: bool, cpu_ms: float, peak: int | None) -> None:
+    """A backend counts each program, or the whole sandbox so far with its clearings."""
+
+    async def play(process: TwinProcess) -> None:
+        process.write(result({"exit_code": 0}))
+        process.end(Ending(Outcome.EXIT, code=0, usage=Usage(1.0, 1 << 20, 5.0, whole=whole)))
+
+    rig.skills.add(a_skill("acme.notes", kind=SkillKind.INSTRUCTION))
+    rig.backend.script = play
+    await run_cmd(rig)
+    again = await run_cmd(rig)
+    assert again["usage"]["cpu_ms"] == cpu_ms
+    assert again["usage"]["peak_memory_bytes"] == peak
+    assert again["timing"]["duration_ms"] >= 0

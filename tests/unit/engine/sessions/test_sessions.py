@@ -20,7 +20,7 @@ from skillyard.domain.errors import (
 )
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import Needs, SecretNeed, SkillFile, SkillKind, SkillSource
-from skillyard.domain.work.record import Ending, Outcome, Usage
+from skillyard.domain.work.record import Outcome
 from skillyard.domain.work.session import SessionRecord, SessionState
 from skillyard.engine.sessions.keeping import LEASE_S
 from skillyard.testing.twin_sandbox import TwinProcess
@@ -100,22 +100,6 @@ async def test_a_call_without_a_session_has_a_sandbox_of_its_own(rig: Rig) -> No
     assert rig.backend.held == {}
     assert "session_id" not in ran
     assert await live(rig) == []
-
-
-@pytest.mark.parametrize(("whole", "cpu_ms", "peak"), [(True, 0.0, None), (False, 1.0, 1 << 20)])
-async def test_usage_is_that_of_the_call_alone(rig: Rig, whole: bool, cpu_ms: float, peak: int | None) -> None:
-    """A backend counts each program, or the whole sandbox so far with its clearings."""
-
-    async def play(process: TwinProcess) -> None:
-        process.write(DONE)
-        process.end(Ending(Outcome.EXIT, code=0, usage=Usage(1.0, 1 << 20, 5.0, whole=whole)))
-
-    rig.backend.script = play
-    await run_cmd(rig)
-    again = await run_cmd(rig)
-    assert again["usage"]["cpu_ms"] == cpu_ms
-    assert again["usage"]["peak_memory_bytes"] == peak
-    assert again["timing"]["duration_ms"] >= 0
 
 
 async def test_agents_and_projects_share_nothing(rig: Rig) -> None:

@@ -272,9 +272,8 @@ class Service:
             header["ring"],
             header.get("wait", False),
         )
-        request = body if header["argv"] is None else None
         try:
-            program = sandbox.start(header["id"], header, caps, request)
+            program = sandbox.start(header["id"], header, caps, body if header["argv"] is None else None)
         except (BrokenPipeError, ConnectionResetError):
             raise Unknown("the sandbox has ended") from None  # and its pidfd says so at the next turn of the loop
         program.tied = header["tied"]
