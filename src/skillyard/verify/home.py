@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from skillyard.config.packages import EnvironmentSettings
 from skillyard.config.profiles import ProfileLimits, ProfileSettings
 from skillyard.config.services import ServiceSettings
+from skillyard.domain.errors import SessionNotFound
 from skillyard.runtime import Runtime
 from skillyard.stores.disk import remove_tree
 from skillyard.verify.front import ANSWER_S, Front, front
@@ -138,6 +139,17 @@ async def own_runtime(settings: Settings, place: Path, backend: Backend | None =
                     yield runtime
                 finally:
                     del _homes[place / "data"]
+                    await _end_sessions(runtime)
+
+
+async def _end_sessions(runtime: Runtime) -> None:
+    """Ends the sessions that attacks left.
+
+    A session outlives its server, and nobody comes back to this directory.
+    """
+    for session in (await runtime.call("skills.sessions"))["sessions"]:
+        with suppress(SessionNotFound):  # its time was over
+            await runtime.call("skills.end_session", {"session_id": session["session_id"]})
 
 
 def _reached(services: ServiceSettings) -> ServiceSettings:

@@ -10,12 +10,13 @@ import pytest
 
 from skillyard.config.settings import load_settings
 from skillyard.domain.sandbox.guarantees import PROTECTIONS
+from skillyard.runtime import Runtime
 from skillyard.sandbox.registry import nature
 from skillyard.testing.attacks.attack import FAILURES, Attack, Verdict
 from skillyard.testing.attacks.canaries import PREFIX, Canaries, planted, planted_file
 from skillyard.verify.battery import Finding, fight
 from skillyard.verify.families import everything
-from skillyard.verify.home import own_runtime
+from skillyard.verify.home import SKILL, own_runtime
 from skillyard.verify.site import Site, at_home
 from tests.conformance.sandbox.gvisor_ground import absent
 from tests.hosts.landlock.host import TOO_OLD
@@ -102,6 +103,18 @@ async def test_every_attack_in_gvisor(tmp_path: Path) -> None:
         await fought("gvisor", tmp_path, ATTACKS)
         <= MAY_NOT_APPLY | TELLS_NOTHING_IN_GVISOR | NEEDS_A_WAY_OUT | NEEDS_PORTS
     )
+
+
+async def test_no_session_of_an_attack_outlives_the_battery(tmp_path: Path) -> None:
+    """A session goes on without its server, and the battery's directory has no next one."""
+    settings = load_settings(data_dir=tmp_path / "unused")
+    async with own_runtime(settings, tmp_path) as runtime:
+        ran = {"skill_name": SKILL, "command": "true", "session_id": "left"}
+        assert (await runtime.call("skills.run_cmd", ran))["status"] == "succeeded"
+    async with Runtime(tmp_path / "data", warm=False) as after:
+        assert (await after.call("skills.sessions"))["sessions"] == []
+        [session] = (await after.call("skills.sessions", {"ended": True}))["sessions"]
+    assert (session["session_id"], session["ended_by"] != "lost") == ("left", True)
 
 
 def _break_off(place: Path, seen: list[Canaries]) -> None:

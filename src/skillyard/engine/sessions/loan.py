@@ -211,7 +211,7 @@ class SessionLoan(Loan):
     def own(self, ending: Ending) -> Ending:
         self._ending = ending
         used = ending.usage
-        before = Usage() if self._before is None or not used.whole else self._before.usage
+        before = self._before.usage if used.whole and self._before is not None else Usage()
         known = not used.whole or ((self._order.handle is None or self._before is not None) and not self.keeps)
         cpu_ms = used.cpu_ms if used.cpu_ms is None else max(0.0, used.cpu_ms - (before.cpu_ms or 0.0))
         peak = used.peak_memory_bytes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 from skillyard.domain.errors import SkillyardError
@@ -169,10 +168,10 @@ async def _hopping(site: Site) -> Judgement:
         # A command ends when all that it left is gone, and where nothing tells of that it lasts for its time.
         if "armed" not in left["stdout"] or left["reason"] not in ("timeout", *(() if wait else ("exit",))):
             return broken(f"{way}: {left['reason']}: {left['error_message'] or left['stderr']}"[:200])
-        seen: list[str] = []
-        with suppress(SkillyardError):  # its session may have ended, and all in it
+        try:
             seen = (await _ran(site, _LOOK, **asked))["stdout"].split()
-            await site.caller.call("skills.end_session", {"session_id": asked["session_id"]})
+        except SkillyardError:  # its session has ended, and all in it
+            continue
         if len(set(seen)) > 1:
             return escaped(f"{way}: it goes on beside the next command of its session")
     return CONTAINED

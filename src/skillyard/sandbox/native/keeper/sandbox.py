@@ -186,7 +186,7 @@ class Sandbox:
     def start(self, id: str, message: dict[str, Any], caps: Caps, request: bytes | None) -> Program:
         """Starts a program.
 
-        Raises BrokenPipeError or ConnectionResetError when init is gone, ValueError when it has no room for this."""
+        Raises BrokenPipeError or ConnectionResetError when init is gone, ValueError for a message that is too long."""
         single = self.lease is not None and self.lease.single
         program = Program(
             self.loop, id, self._spool_dir, caps, lambda over, why: self.kill_program(over, "output", why)
